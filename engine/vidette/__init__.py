@@ -1,0 +1,43 @@
+"""Vidette: an LLM serving engine in which a request lives exactly as long as its cancel scope.
+
+General layout:
+
+- `api`          open_engine(), Engine; no HTTP
+- `sync`         the same for programs without an event loop
+- `config`, `errors`
+- `front`        admits, tokenises, routes; a request's scope ends here
+- `scheduler`    computes: one synchronous StepLoop, driven by a thread
+- `detokenizer`  token ids to text, a piece at a time
+- `transport`    frames between processes and threads; child processes
+- `models`       torch modules and the loaders of files
+- `service`      the HTTP service
+- `cli`          the `vidette` command
+- `testing`      the public test kit
+- `_ring`        the two topologies: who runs where
+- `_child`       the main module of a child process
+
+What travels between these parts, and the life of a request, is `vidette_protocol`.
+"""
+
+from vidette.api import Engine as Engine
+from vidette.api import Ledgers as Ledgers
+from vidette.api import Statistics as Statistics
+from vidette.api import open_engine as open_engine
+from vidette.config import EngineConfig as EngineConfig
+from vidette.errors import ChatTemplateError as ChatTemplateError
+from vidette.errors import DuplicateRequest as DuplicateRequest
+from vidette.errors import EngineBroken as EngineBroken
+from vidette.errors import EngineClosed as EngineClosed
+from vidette.errors import Error as Error
+from vidette.errors import ModelError as ModelError
+from vidette.errors import Overloaded as Overloaded
+from vidette.errors import RequestError as RequestError
+from vidette.errors import UsageError as UsageError
+from vidette.front.stream import Completion as Completion
+from vidette.front.stream import Delta as Delta
+from vidette.front.stream import Stream as Stream
+from vidette_protocol.messages import FinishReason as FinishReason
+from vidette_protocol.messages import GenerateReqInput as GenerateReqInput
+from vidette_protocol.messages import SamplingParams as SamplingParams
+
+__version__ = "0.1.0"

@@ -1,0 +1,310 @@
+"""`Ring`: scheduler and detokenizer, running somewhere, with the front's two links to them.
+
+The two topologies differ here and nowhere else: `start_processes` puts each role into a process of its own,
+`start_inline` runs both as tasks of this loop, over the same codec and the same frames. Whatever ends a role
+before it was told to end is a *breakdown*; the first one is kept and told to everybody who waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import anyio
+import anyio.abc
+from msgspec import Struct
+
+from vidette._groups import sole_cause
+from vidette.config import EngineConfig
+from vidette.errors import EngineBroken
+from vidette.models import ModelSource, load_token_table
+from vidette.transport.channel import Channel, FrameChannel, LinkClosed, socket_pair
+from vidette.transport.link import Link
+from vidette.transport.memory import MemoryChannel
+from vidette.transport.spawn import Child, describe_exit
+from vidette_protocol.codec import (
+    DETOKENIZER_TO_FRONT,
+    FRONT_TO_DETOKENIZER,
+    FRONT_TO_SCHEDULER,
+    SCHEDULER_TO_FRONT,
+    Codec,
+)
+from vidette_protocol.errors import ProtocolError
+from vidette_protocol.messages import Failed, Ready
+
+EXIT_STATUS_SECONDS = 0.2
+"""How long a closed link waits for the exit status, which says more; a killed process takes 0.1 s to end."""
+SIBLING_SECONDS = 0.05
+"""How long an exit with status 0 waits for another role's death: it may only be the echo of it."""
+
+
+class Breakdown(Struct, frozen=True):
+    """What ended the ring before its time."""
+
+    message: str
+    role: str | None = None
+    exit_status: int | None = None
+    cause: BaseException | None = None
+
+    def error(self) -> EngineBroken:
+        """Return a new exception: one that several waiters raise must not be shared."""
+        error = EngineBroken(self.message, role=self.role, exit_status=self.exit_status)
+        error.__cause__ = self.cause
+        return error
+
+
+class ProcessInfo(Struct, frozen=True):
+    """A process of the engine.
+
+    Args:
+        role: what it does.
+        pid: its process id.
+        incarnation: how often this role was started before.
+    """
+
+    role: str
+    pid: int
+    incarnation: int = 0
+
+
+class Ring:
+    """The two other roles, from the front's side.
+
+    Args:
+        scheduler: channel to the scheduler.
+        detokenizer: channel to the detokenizer.
+    """
+
+    def __init__(self, scheduler: FrameChannel, detokenizer: FrameChannel) -> None:
+        self.scheduler = Link(
+            scheduler,
+            Codec(sends=FRONT_TO_SCHEDULER, receives=SCHEDULER_TO_FRONT),
+            role="front",
+            peer="scheduler",
+        )
+        self.detokenizer = Link(
+            detokenizer,
+            Codec(sends=FRONT_TO_DETOKENIZER, receives=DETOKENIZER_TO_FRONT),
+            role="front",
+            peer="detokenizer",
+        )
+        self.children: list[Child] = []
+        self.breakdown: Breakdown | None = None
+        self.broken = anyio.Event()
+        """Set with `breakdown`."""
+        self._stopping = False
+        self._running = 0
+        self._stopped = anyio.Event()
+
+    @property
+    def processes(self) -> tuple[ProcessInfo, ...]:
+        """The processes besides this one."""
+        return tuple(ProcessInfo(child.role, child.pid) for child in self.children)
+
+    async def open(self) -> Ready:
+        """Shake hands and wait until both roles are ready; return the scheduler's Ready.
+
+        Raises:
+            EngineBroken: one of them failed.
+        """
+        ready: Ready | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._cancel_when_broken, tasks.cancel_scope)
+            try:
+                for link in (self.scheduler, self.detokenizer):
+                    link.post_hello()
+                for link in (self.scheduler, self.detokenizer):
+                    await link.receive_hello()
+                await _receive_ready(self.detokenizer)
+                ready = await _receive_ready(self.scheduler)
+            except LinkClosed as error:
+                with anyio.move_on_after(EXIT_STATUS_SECONDS):
+                    await self.broken.wait()
+                self.break_down(Breakdown(f"a link closed before the engine was ready: {error}"))
+            except ProtocolError as error:
+                self.break_down(Breakdown(f"the engine cannot start: {error}", cause=error))
+            except EngineBroken as error:
+                self.break_down(Breakdown(str(error), role=error.role))
+            tasks.cancel_scope.cancel()
+        if self.breakdown is not None:
+            raise self.breakdown.error()
+        assert ready is not None
+        return ready
+
+    def break_down(self, breakdown: Breakdown) -> None:
+        """Note what ended the ring, unless it was told to end or something did before; end the rest."""
+        if self._stopping or self.breakdown is not None:
+            return
+        self.breakdown = breakdown
+        self.broken.set()
+        self.kill()
+
+    async def hear(self, role: str, listen: Callable[[], Awaitable[None]]) -> None:
+        """Run one of the front's listeners; what ends it is a breakdown of that role."""
+        try:
+            await listen()
+        except LinkClosed:
+            with anyio.move_on_after(EXIT_STATUS_SECONDS):
+                await self.broken.wait()
+            self.break_down(Breakdown(f"the link to the {role} closed", role=role))
+        except EngineBroken as error:
+            self.break_down(Breakdown(str(error), role=error.role))
+        except ProtocolError as error:
+            self.break_down(Breakdown(f"the {role} broke the protocol: {error}", role=role, cause=error))
+
+    async def stop(self, timeout: float) -> None:
+        """Wait until both roles, told by ShutdownReq, have ended; end them after `timeout` seconds."""
+        self._stopping = True
+        if self.breakdown is None:
+            with anyio.move_on_after(timeout):
+                while self._running:
+                    await self._stopped.wait()
+
+    def kill(self) -> None:
+        """End at once whatever process still runs."""
+        for child in self.children:
+            child.kill()
+
+    def close(self) -> None:
+        """Kill what still runs, and give every descriptor back; the tasks of the ring must have ended."""
+        for link in (self.scheduler, self.detokenizer):
+            link.channel.close()
+        for child in self.children:
+            child.close()
+
+    # --- what start_* put into the task group -----------------------------------------
+
+    async def watch(self, child: Child) -> None:
+        """Wait for a child's end, which is a breakdown unless the ring was told to stop."""
+        self._begin()
+        try:
+            status = await child.wait_exit()
+            if status == 0 and not self._stopping:
+                await anyio.sleep(SIBLING_SECONDS)
+            message = describe_exit(child.role, status, child.last_words())
+            self.break_down(Breakdown(message, role=child.role, exit_status=status))
+        finally:
+            self._end()
+
+    async def run_role(self, role: str, run: Callable[[], Awaitable[None]]) -> None:
+        """Run a role in this process; its end is a breakdown unless the ring was told to stop."""
+        self._begin()
+        try:
+            await run()
+            self.break_down(Breakdown(f"the {role} ended", role=role))
+        except Exception as error:  # noqa: BLE001  supervision: the cause goes to every waiter
+            cause = sole_cause(error)
+            self.break_down(
+                Breakdown(f"the {role} failed: {type(cause).__name__}: {cause}", role=role, cause=cause)
+            )
+        finally:
+            self._end()
+
+    def _begin(self) -> None:
+        self._running += 1
+
+    def _end(self) -> None:
+        self._running -= 1
+        self._stopped.set()
+        self._stopped = anyio.Event()
+
+    async def _cancel_when_broken(self, scope: anyio.CancelScope) -> None:
+        await self.broken.wait()
+        scope.cancel("a role of the engine ended")
+
+
+def start_processes(config: EngineConfig, tasks: anyio.abc.TaskGroup, *, backend: str) -> Ring:
+    """Start scheduler and detokenizer as processes, supervised by tasks of the group.
+
+    Raises:
+        OSError: a process cannot be started.
+    """
+    front_scheduler, scheduler_front = socket_pair()
+    front_detokenizer, detokenizer_front = socket_pair()
+    scheduler_detokenizer, detokenizer_scheduler = socket_pair()
+    ring = Ring(Channel(front_scheduler), Channel(front_detokenizer))
+    try:
+        ring.children.append(
+            Child(
+                "detokenizer",
+                {"front": detokenizer_front, "scheduler": detokenizer_scheduler},
+                config,
+                backend=backend,
+            )
+        )
+        ring.children.append(
+            Child(
+                "scheduler",
+                {"front": scheduler_front, "detokenizer": scheduler_detokenizer},
+                config,
+                backend=backend,
+            )
+        )
+    except BaseException:
+        for sock in (scheduler_front, detokenizer_front, scheduler_detokenizer, detokenizer_scheduler):
+            sock.close()
+        ring.close()
+        raise
+    tasks.start_soon(ring.scheduler.channel.run_writer)
+    tasks.start_soon(ring.detokenizer.channel.run_writer)
+    for child in ring.children:
+        tasks.start_soon(child.run_listener)
+        tasks.start_soon(ring.watch, child)
+    return ring
+
+
+def start_inline(config: EngineConfig, source: ModelSource, tasks: anyio.abc.TaskGroup) -> Ring:
+    """Start scheduler and detokenizer as tasks of the group."""
+    from vidette.detokenizer.process import run_detokenizer  # noqa: PLC0415
+    from vidette.scheduler.build import build_loop  # noqa: PLC0415
+    from vidette.scheduler.process import run_scheduler  # noqa: PLC0415
+
+    front_scheduler, scheduler_front = MemoryChannel.pair()
+    front_detokenizer, detokenizer_front = MemoryChannel.pair()
+    # The compute thread sends by itself, so this one is a socket in both topologies.
+    scheduler_detokenizer, detokenizer_scheduler = map(Channel, socket_pair())
+    ring = Ring(front_scheduler, front_detokenizer)
+
+    async def scheduler() -> None:
+        try:
+            await run_scheduler(
+                scheduler_front,
+                scheduler_detokenizer,
+                config=config,
+                make_loop=partial(build_loop, config),
+            )
+        finally:
+            scheduler_front.close()
+            scheduler_detokenizer.close()
+
+    async def detokenizer() -> None:
+        try:
+            await run_detokenizer(
+                detokenizer_scheduler, detokenizer_front, table=load_token_table(source)
+            )
+        finally:
+            detokenizer_front.close()
+            detokenizer_scheduler.close()
+
+    tasks.start_soon(ring.run_role, "scheduler", scheduler)
+    tasks.start_soon(ring.run_role, "detokenizer", detokenizer)
+    return ring
+
+
+def import_roles() -> None:
+    """Import what `start_inline` needs; takes seconds, so call it off the loop.
+
+    A front whose scheduler is a process of its own never needs any of it, torch least of all.
+    """
+    import vidette.detokenizer.process  # noqa: PLC0415
+    import vidette.scheduler.build
+    import vidette.scheduler.process  # noqa: F401
+
+
+async def _receive_ready(link: Link) -> Ready:
+    message = await link.receive()
+    if isinstance(message, Ready):
+        return message
+    if isinstance(message, Failed):
+        raise EngineBroken(f"the {message.role} failed: {message.message}", role=message.role)
+    raise EngineBroken(f"{type(message).__name__} came instead of Ready")

@@ -1,0 +1,292 @@
+"""The library: `open_engine()` and `Engine`. No HTTP in here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+import sniffio
+from anyio import to_thread
+from msgspec import Struct
+
+from vidette._groups import Body, bare
+from vidette._ring import ProcessInfo, Ring, import_roles, start_inline, start_processes
+from vidette.config import EngineConfig, check_config
+from vidette.errors import EngineBroken, UsageError
+from vidette.front.manager import TokenizerManager, Totals
+from vidette.front.stream import Stream
+from vidette.models import ModelInfo, load_tokenizer, read_info, resolve
+from vidette_protocol.messages import GenerateReqInput, Ready, SamplingParams
+
+T = TypeVar("T")
+
+TOKENISING_THREADS = 2
+"""How many prompts of one engine are tokenised at once."""
+
+
+class Ledgers(Struct, frozen=True):
+    """What is held, by whom; all zero when nothing lives.
+
+    Args:
+        front: requests that are not over in the front, those included whose abort is on its way.
+        scheduler: requests that the scheduler holds.
+        detokenizer: requests that the detokenizer holds.
+        blocks: blocks of the KV pool that are taken.
+        arena: slots of shared memory that are taken (none are used yet).
+        lora: adapters that are held (there are none yet).
+        sessions: sessions that are held (there are none yet).
+    """
+
+    front: int
+    scheduler: int
+    detokenizer: int
+    blocks: int
+    arena: int = 0
+    lora: int = 0
+    sessions: int = 0
+
+    def total(self) -> int:
+        """Return the sum of all ledgers."""
+        return sum(msgspec.structs.astuple(self))
+
+
+class Statistics(Struct, frozen=True):
+    """A picture of an engine.
+
+    What the other roles hold is as of the last they said, and every step that changes it says so: once the
+    front's ledger is zero, all of it is current.
+
+    Args:
+        ledgers: what is held, by whom.
+        totals: what has become of requests since the start.
+        waiting: requests that wait for blocks or their turn.
+        steps: steps the scheduler has taken.
+        processes: the processes of the engine besides this one.
+    """
+
+    ledgers: Ledgers
+    totals: Totals
+    waiting: int
+    steps: int
+    processes: tuple[ProcessInfo, ...]
+
+
+class Engine:
+    """A running engine; made by `open_engine()`."""
+
+    def __init__(self, manager: TokenizerManager, ring: Ring) -> None:
+        self._manager = manager
+        self._ring = ring
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model: name, vocabulary, context."""
+        return self._manager.info
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Most tokens of prompt and output together that one request may have."""
+        return self._manager.ready.max_total_tokens
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | GenerateReqInput,
+        *,
+        sampling_params: SamplingParams | Mapping[str, object] | None = None,
+        rid: str | None = None,
+    ) -> AbstractAsyncContextManager[Stream]:
+        """Generate text; the request lives exactly as long as the block.
+
+        ```
+        async with engine.generate("Once upon a time", sampling_params={"max_new_tokens": 32}) as stream:
+            async for delta in stream:
+                print(delta.text, end="")
+        ```
+
+        Args:
+            prompt: a text, token ids, or a whole request (then nothing else is given).
+            sampling_params: how to sample; the names and defaults of SamplingParams.
+            rid: a name for the request; None makes one. It can be used again as soon as the block is left.
+
+        Raises (on entering):
+            UsageError: the request cannot be served as it is.
+            DuplicateRequest: the rid is in use.
+            Overloaded: too many requests live.
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        return self._manager.generate(_request(prompt, sampling_params, rid))
+
+    async def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Render a conversation with the model's template: a prompt for `generate()`.
+
+        Args:
+            messages: each with "role" and "content".
+
+        Raises:
+            ChatTemplateError: the conversation does not fit the template.
+        """
+        return await self._manager.render_chat(messages)
+
+    def statistics(self) -> Statistics:
+        """Return a picture of what is held and what was done."""
+        manager = self._manager
+        ledger = manager.scheduler_ledger
+        broken = self._ring.breakdown is not None
+        return Statistics(
+            ledgers=Ledgers(
+                front=len(manager),
+                # What a process held has ended with it.
+                scheduler=0 if broken else ledger.live,
+                detokenizer=0 if broken else manager.detokenizer_open,
+                blocks=0 if broken else ledger.blocks_used,
+            ),
+            totals=msgspec.structs.replace(manager.totals),
+            waiting=ledger.waiting,
+            steps=ledger.steps,
+            processes=self._ring.processes,
+        )
+
+    async def heartbeat(self) -> Statistics:
+        """Ask round the ring, through the step loop itself, and return a picture as of now.
+
+        It comes back only if every part of the engine turns; put a deadline around it.
+
+        Raises:
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        await self._manager.heartbeat()
+        return self.statistics()
+
+    async def freeze_gc(self) -> None:
+        """Have scheduler and detokenizer collect garbage once and leave what lives out of collections.
+
+        Raises:
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        await self._manager.freeze_gc()
+
+    async def wait_quiet(self) -> None:
+        """Wait until no request is held anywhere: the end of each has come round the ring."""
+        await self._manager.wait_quiet()
+
+    async def wait_broken(self) -> EngineBroken:
+        """Wait until a process of the engine ends before its time; return the error that all waiters get."""
+        await self._ring.broken.wait()
+        assert self._ring.breakdown is not None
+        return self._ring.breakdown.error()
+
+
+@asynccontextmanager
+async def open_engine(model: str | None = None, **options: Any) -> AsyncGenerator[Engine]:
+    """Open an engine; leaving the block ends all that it started.
+
+    Args:
+        model: a known name, "toy", or the path of a GGUF file; default smollm2-135m-instruct.
+        options: the other fields of EngineConfig, such as topology="processes".
+
+    Raises:
+        UsageError: an option is not known or out of range, or the model is not known.
+        ModelError: the model's file is missing, damaged or not supported.
+        EngineBroken: a process ended before it was ready, or took longer than `start_timeout`.
+    """
+    config = _config(model, options)
+    source = resolve(config.model)
+    info = read_info(source)
+    offload = _Offload()
+    tokenizer = await offload(lambda: load_tokenizer(source))
+    if config.topology == "inline":
+        await offload(import_roles)
+    body = Body()
+    ring: Ring | None = None
+    try:
+        with bare(body):
+            async with anyio.create_task_group() as tasks:
+                if config.topology == "inline":
+                    ring = start_inline(config, source, tasks)
+                else:
+                    ring = start_processes(config, tasks, backend=sniffio.current_async_library())
+                try:
+                    ready = await _open(ring, config.start_timeout)
+                    manager = TokenizerManager(
+                        ring.scheduler,
+                        ring.detokenizer,
+                        tokenizer=tokenizer,
+                        info=info,
+                        ready=ready,
+                        offload=offload,
+                        max_requests=config.max_requests,
+                        front_id=config.front_id,
+                    )
+                    try:
+                        tasks.start_soon(_tell_broken, ring, manager)
+                        tasks.start_soon(ring.hear, "scheduler", manager.hear_scheduler)
+                        tasks.start_soon(ring.hear, "detokenizer", manager.hear_detokenizer)
+                        with body.watched():
+                            yield Engine(manager, ring)
+                    finally:
+                        manager.shutdown()
+                        with anyio.CancelScope(shield=True):  # bounded: stop() has a deadline of its own
+                            await ring.stop(config.stop_timeout)
+                finally:
+                    ring.kill()
+                    tasks.cancel_scope.cancel("the engine was closed")
+    finally:
+        if ring is not None:  # all its tasks have ended: nobody waits for a descriptor any more
+            ring.close()
+
+
+class _Offload:
+    """Runs blocking calls in threads, a few at a time; a caller who is cancelled leaves at once."""
+
+    def __init__(self) -> None:
+        self._limiter = anyio.CapacityLimiter(TOKENISING_THREADS)
+
+    async def __call__(self, function: Callable[[], T], /) -> T:
+        return await to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter)
+
+
+async def _open(ring: Ring, timeout: float) -> Ready:
+    with anyio.move_on_after(timeout):
+        return await ring.open()
+    raise EngineBroken(f"the engine was not ready within {timeout} s; a larger start_timeout would wait longer")
+
+
+async def _tell_broken(ring: Ring, manager: TokenizerManager) -> None:
+    await ring.broken.wait()
+    assert ring.breakdown is not None
+    manager.end(ring.breakdown.error)
+
+
+def _config(model: str | None, options: Mapping[str, object]) -> EngineConfig:
+    given = dict(options) if model is None else {"model": model, **options}
+    try:
+        config = msgspec.convert(given, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{error}; the options are {', '.join(EngineConfig.__struct_fields__)}") from error
+    return check_config(config)
+
+
+def _request(
+    prompt: str | Sequence[int] | GenerateReqInput,
+    sampling_params: SamplingParams | Mapping[str, object] | None,
+    rid: str | None,
+) -> GenerateReqInput:
+    if isinstance(prompt, GenerateReqInput):
+        if sampling_params is not None or rid is not None:
+            raise UsageError("a whole request holds its own sampling_params and rid; give them there")
+        return prompt
+    try:
+        params = (
+            sampling_params
+            if isinstance(sampling_params, SamplingParams)
+            else msgspec.convert(sampling_params or {}, SamplingParams)
+        )
+    except msgspec.ValidationError as error:
+        names = ", ".join(SamplingParams.__struct_fields__)
+        raise UsageError(f"sampling_params: {error}; the names are {names}", param="sampling_params") from error
+    if isinstance(prompt, str):
+        return GenerateReqInput(rid=rid, text=prompt, sampling_params=params)
+    return GenerateReqInput(rid=rid, input_ids=list(prompt), sampling_params=params)

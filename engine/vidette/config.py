@@ -1,0 +1,71 @@
+"""What an engine is made with: every choice, its default and its unit in one struct."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from vidette.errors import UsageError
+from vidette.models.interface import BLOCK_SIZE
+
+Topology = Literal["processes", "inline"]
+"""Front, scheduler and detokenizer in three processes, or all in this one."""
+
+
+class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """How an engine is built.
+
+    Args:
+        model: a known name, "toy", or the path of a GGUF file.
+        topology: "inline" (all in this process, over memory) or "processes" (three supervised processes).
+        kv_tokens: size of the KV pool in tokens; rounded up to whole blocks.
+        step_tokens: most tokens computed in one step; a step is the time an abort may take.
+        max_running: most requests computed at once.
+        max_requests: most requests that may live in the front; more are refused as Overloaded.
+        threads: threads of the compute library; None leaves its default.
+        start_timeout: seconds until every process has to be ready.
+        stop_timeout: seconds the processes have to end by themselves, once told to.
+        front_id: high bits of every vid; unique among the fronts of a deployment.
+    """
+
+    model: str = "smollm2-135m-instruct"
+    topology: Topology = "inline"
+    kv_tokens: int = 16384
+    step_tokens: int = 256
+    max_running: int = 64
+    max_requests: int = 4096
+    threads: int | None = None
+    start_timeout: float = 120.0
+    stop_timeout: float = 5.0
+    front_id: int = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Size of the KV pool in blocks."""
+        return -(-self.kv_tokens // BLOCK_SIZE)
+
+
+def check_config(config: EngineConfig) -> EngineConfig:
+    """Return a configuration if it makes sense.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+    for name in ("kv_tokens", "step_tokens", "max_running", "max_requests"):
+        value = getattr(config, name)
+        if value < 1:
+            raise UsageError(f"{name} is {value}; it must be at least 1", param=name)
+    if config.max_running > config.step_tokens:
+        raise UsageError(
+            f"max_running is {config.max_running}; it must be at most step_tokens ({config.step_tokens}), "
+            "so that every running request advances in each step",
+            param="max_running",
+        )
+    if config.topology not in ("processes", "inline"):
+        raise UsageError(
+            f"topology is {config.topology!r}; it must be 'processes' or 'inline'", param="topology"
+        )
+    if config.threads is not None and config.threads < 1:
+        raise UsageError(f"threads is {config.threads}; it must be at least 1", param="threads")
+    return config

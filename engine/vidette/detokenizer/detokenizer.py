@@ -1,0 +1,43 @@
+"""`Detokenizer`: a step message in, a step message out, as one synchronous call."""
+
+from __future__ import annotations
+
+from vidette.detokenizer.incremental import IncrementalText
+from vidette.models.interface import TokenTable
+from vidette_protocol.ids import Vid
+from vidette_protocol.lifecycle import DetokenizerMachine, end_of
+from vidette_protocol.messages import BatchStrOutput, BatchTokenIDOutput, StrRow, TokenRow
+
+
+class Detokenizer:
+    """The texts of all open requests.
+
+    Args:
+        table: the bytes of each token.
+    """
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+        self._machine = DetokenizerMachine()
+        self._texts: dict[Vid, IncrementalText] = {}
+
+    def __len__(self) -> int:
+        """Return how many requests are open."""
+        return len(self._texts)
+
+    def step(self, message: BatchTokenIDOutput) -> BatchStrOutput:
+        """Turn what one step made into text.
+
+        Raises:
+            RemoteProtocolError: a row does not fit what came before of its vid.
+        """
+        rows = [self._row(row) for row in message.rows()]
+        return BatchStrOutput.from_rows(rows, message.ledger, len(self._texts))
+
+    def _row(self, row: TokenRow) -> StrRow:
+        vid = Vid(row.vid)
+        if self._machine.receive(vid, row.offset, len(row.token_ids), end_of(row.reason)):
+            self._texts[vid] = IncrementalText(self._table)
+        last = row.reason is not None
+        text = (self._texts.pop(vid) if last else self._texts[vid]).push(row.token_ids, last=last)
+        return StrRow(row.vid, row.offset, row.token_ids, row.reason, text)

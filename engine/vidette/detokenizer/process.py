@@ -1,0 +1,82 @@
+"""The detokenizer's AnyIO shell: from the scheduler, through `Detokenizer`, to the front."""
+
+from __future__ import annotations
+
+import gc
+
+import anyio
+import msgspec
+
+from vidette.detokenizer.detokenizer import Detokenizer
+from vidette.models.interface import TokenTable
+from vidette.transport.channel import FrameChannel, LinkClosed
+from vidette.transport.link import Link
+from vidette_protocol.codec import (
+    DETOKENIZER_TO_FRONT,
+    DETOKENIZER_TO_SCHEDULER,
+    FRONT_TO_DETOKENIZER,
+    SCHEDULER_TO_DETOKENIZER,
+    Codec,
+)
+from vidette_protocol.errors import RemoteProtocolError
+from vidette_protocol.messages import BatchTokenIDOutput, FreezeGCReq, HeartbeatReq, Ready, ShutdownReq
+
+
+async def run_detokenizer(
+    scheduler: FrameChannel, front: FrameChannel, *, table: TokenTable, incarnation: int = 0
+) -> None:
+    """Serve one scheduler until it says shutdown or is gone.
+
+    Args:
+        scheduler: the link step messages come from.
+        front: the link texts go to.
+        table: the bytes of each token.
+        incarnation: how often a detokenizer was started before in this engine.
+
+    Raises:
+        RemoteProtocolError: one of the others broke the protocol.
+    """
+    inward = Link(
+        scheduler,
+        Codec(sends=DETOKENIZER_TO_SCHEDULER, receives=SCHEDULER_TO_DETOKENIZER),
+        role="detokenizer",
+        peer="scheduler",
+    )
+    outward = Link(
+        front,
+        Codec(sends=DETOKENIZER_TO_FRONT, receives=FRONT_TO_DETOKENIZER),
+        role="detokenizer",
+        peer="front",
+    )
+    inward.post_hello(incarnation=incarnation)
+    outward.post_hello(incarnation=incarnation)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(scheduler.run_writer)
+        tasks.start_soon(front.run_writer)
+        await inward.receive_hello()
+        await outward.receive_hello()
+        outward.post(Ready(role="detokenizer"))
+        try:
+            await _pump(inward, outward, Detokenizer(table))
+        except LinkClosed:
+            pass
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+async def _pump(inward: Link, outward: Link, detokenizer: Detokenizer) -> None:
+    while True:
+        message = await inward.receive()
+        match message:
+            case BatchTokenIDOutput():
+                outward.post(detokenizer.step(message))
+            case HeartbeatReq():
+                outward.post(msgspec.structs.replace(message, detokenizer_open=len(detokenizer)))
+            case FreezeGCReq():
+                gc.collect()
+                gc.freeze()
+                outward.post(message)
+            case ShutdownReq():
+                return
+            case _:
+                raise RemoteProtocolError(f"{type(message).__name__} came after the handshake")

@@ -1,0 +1,112 @@
+"""What the engine raises, sorted by whose fault it is. Cancellation is never turned into one of these.
+
+```
+Error                         base; str() shows the offending value and says what would be right
+ +- UsageError                the caller's fault, found before anything was sent (also a ValueError)
+ |   +- ChatTemplateError     the conversation does not fit the model's chat template
+ |   +- DuplicateRequest      the rid is in use by a request that still lives
+ +- Overloaded                too much is waiting already; try again after `retry_after` seconds
+ +- RequestError              this one request failed inside the engine; others are not touched
+ +- ModelError                a model file is missing, damaged or not supported
+ +- EngineClosed              you closed the engine
+ +- EngineBroken              a process of the engine ended, or a link to it broke
+```
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class Error(Exception):
+    """Base of everything the engine raises on purpose."""
+
+    status: ClassVar[int] = 500
+    """HTTP status that the service answers with."""
+    kind: ClassVar[str] = "internal_error"
+    """`type` in the OpenAI error body."""
+
+
+class UsageError(Error, ValueError):
+    """The caller's fault, found before anything was sent.
+
+    Args:
+        message: what is wrong, with the value, and what would be right.
+        param: name of the field at fault, as the caller wrote it.
+        code: short machine-readable reason, such as "context_length_exceeded".
+    """
+
+    status = 400
+    kind = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ChatTemplateError(UsageError):
+    """The conversation does not fit the model's chat template, or the model has none."""
+
+
+class DuplicateRequest(UsageError):  # noqa: N818  named like its siblings: the state, not "Error"
+    """The rid belongs to a request that still lives; another rid, or its end, would be right."""
+
+    status = 409
+
+    def __init__(self, rid: str) -> None:
+        super().__init__(
+            f"request id {rid!r} is in use by a request that still lives: end it first or choose another id",
+            param="rid",
+            code="duplicate_request",
+        )
+        self.rid = rid
+
+
+class Overloaded(Error):  # noqa: N818
+    """Too many requests live already.
+
+    Args:
+        message: what is full.
+        retry_after: seconds after which another try is sensible.
+    """
+
+    status = 429
+    kind = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RequestError(Error):
+    """One request failed inside the engine, such as on logits that are not finite."""
+
+
+class ModelError(Error):
+    """A model file is missing, damaged or not supported."""
+
+
+class EngineClosed(Error):  # noqa: N818
+    """The engine was closed by its owner; open another one."""
+
+    status = 503
+    kind = "service_unavailable"
+
+
+class EngineBroken(Error):  # noqa: N818
+    """A process of the engine ended, or a link to it broke; every waiter gets this, with the cause.
+
+    Args:
+        message: which process, how it ended, and its last words.
+        role: "scheduler" or "detokenizer"; None if it cannot be told.
+        exit_status: what `wait` said of it: >= 0 an exit code, < 0 minus the signal; None if it did not end.
+    """
+
+    status = 503
+    kind = "service_unavailable"
+
+    def __init__(self, message: str, *, role: str | None = None, exit_status: int | None = None) -> None:
+        super().__init__(message)
+        self.role = role
+        self.exit_status = exit_status

@@ -1,0 +1,6 @@
+"""The front: where requests are admitted, tokenised and routed, and where their scopes end.
+
+- `manager`  TokenizerManager: the front's machine, the routes to callers, the links to the ring
+- `stream`   what a caller holds: one merged delta and the pieces already taken
+- `checks`   what makes a request acceptable, as pure functions
+"""

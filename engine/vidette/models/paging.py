@@ -1,0 +1,94 @@
+"""From a step plan to tensor indices: everything about a step that is the same for all layers.
+
+Rows are sorted into a few groups, each computed as one padded batch: rows with one new token (decodes) and
+rows with several (chunks of a prefill), either kind apart by the length of its context, so that one long
+row does not pad all the others to its length.
+
+A padded position never reads memory of another row: it repeats a token, or a slot, of its own row, and the
+mask takes it out. So whatever a recycled block holds, even values that are not finite, it cannot leak.
+"""
+
+# ruff: noqa: N803, N806, N815  array names end in their shape: R rows, T tokens, Q queries, C context
+# positions, B blocks, N queries times the heads that share a key-value head
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vidette.models.interface import BLOCK_SIZE, StepPlan
+
+# Contexts up to this length share a group; beyond it, each doubling has its own.
+_SHORT_CONTEXT: Final = 512
+
+
+class AttentionGroup(NamedTuple):
+    """Rows whose attention is computed as one padded batch."""
+
+    queries_RQ: torch.Tensor
+    """int64: index of each query among the step's tokens; padding repeats the row's first."""
+    slots_RC: torch.Tensor
+    """int64: slot in the pool of each context position; padding repeats the row's first."""
+    mask_R1NC: torch.Tensor
+    """float32, added to the scores: 0 where a query sees a position, -inf elsewhere."""
+
+
+class StepLayout(NamedTuple):
+    """What all layers of one step share."""
+
+    slots_T: torch.Tensor
+    """int64: where each token's key and value go."""
+    groups: list[AttentionGroup]
+    order_T: torch.Tensor | None
+    """int64: place of each token in the concatenated outputs of the groups; None if that is its own place."""
+
+
+def lay_out(plan: StepPlan, heads_per_kv_head: int) -> StepLayout:
+    """Compute the indices and masks of a step.
+
+    Args:
+        plan: the step.
+        heads_per_kv_head: heads that share a key-value head; each counts as a query of its own, next to the
+            others of its token.
+    """
+    starts_R, num_new_R = plan.row_starts[:-1].astype(np.int64), np.diff(plan.row_starts)
+    rows_T = np.repeat(np.arange(len(num_new_R)), num_new_R)
+    slots_T = _slots(plan.block_tables[rows_T], plan.positions[:, None])[:, 0]
+
+    # Rows of one kind: whether they have several new tokens, and the doublings of their context.
+    doublings_R = np.ceil(np.log2(np.maximum(plan.context_lens, _SHORT_CONTEXT))).astype(np.int64)
+    kinds_R = 2 * doublings_R + (num_new_R > 1)
+    groups: list[AttentionGroup] = []
+    order_T = np.empty(len(rows_T), dtype=np.int64)
+    done = 0
+    for kind in np.unique(kinds_R):
+        rows = np.flatnonzero(kinds_R == kind)
+        steps_Q = np.arange(num_new_R[rows].max())
+        real_RQ = steps_Q < num_new_R[rows, None]
+        queries_RQ = starts_R[rows, None] + np.where(real_RQ, steps_Q, 0)
+        positions_C = np.arange(plan.context_lens[rows].max())
+        own_RC = np.where(positions_C < plan.context_lens[rows, None], positions_C, 0)
+        last_visible_RN = plan.positions[queries_RQ].repeat(heads_per_kv_head, axis=1)
+        visible_RNC = positions_C <= last_visible_RN[:, :, None]
+        groups.append(
+            AttentionGroup(
+                torch.from_numpy(queries_RQ),
+                torch.from_numpy(_slots(plan.block_tables[rows], own_RC)),
+                torch.from_numpy(np.where(visible_RNC, np.float32(0), np.float32(-np.inf))[:, None]),
+            )
+        )
+        order_T[queries_RQ[real_RQ]] = done + np.flatnonzero(real_RQ)
+        done += real_RQ.size
+    in_place = done == len(order_T) and bool((order_T == np.arange(done)).all())
+    return StepLayout(torch.from_numpy(slots_T), groups, None if in_place else torch.from_numpy(order_T))
+
+
+def _slots(
+    block_tables_RB: NDArray[np.int32], positions_RC: NDArray[np.int64 | np.int32]
+) -> NDArray[np.int64]:
+    """Return the slot of each position, int64 [R, C]."""
+    blocks_RC = np.take_along_axis(block_tables_RB, positions_RC // BLOCK_SIZE, axis=1).astype(np.int64)
+    return blocks_RC * BLOCK_SIZE + positions_RC % BLOCK_SIZE

@@ -1,0 +1,140 @@
+"""The vocabulary in a GGUF header: which bytes each token stands for, and which tokens are special.
+
+Byte-level vocabularies write every byte as one printable character: itself where it is printable Latin-1, a
+character from U+0100 on otherwise (so "Ġ" is a space). Undoing that needs no tokenizer library, which keeps
+the detokenizer process small.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidette.errors import ModelError
+from vidette.models.gguf import GGUFFile
+from vidette.models.interface import TokenTable
+
+BYTE_LEVEL_MODEL: Final = "gpt2"
+"""Value of `tokenizer.ggml.model` for byte-level BPE, the one kind we read."""
+
+# Models end a turn with one of these even where the header names another one as the end of sequence
+# (llama.cpp goes by the names as well).
+_END_TOKENS: Final = frozenset(
+    {"<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|end_of_text|>", "</s>", "<eos>"}
+)
+_END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+class TokenType(enum.IntEnum):
+    """What a token is for, as `tokenizer.ggml.token_type` says."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class Vocabulary(NamedTuple):
+    """Tokens by id, as written in the header, and the type of each."""
+
+    tokens: list[str]
+    types: NDArray[np.int64]
+    """[len(tokens)] values of TokenType."""
+
+    def ids_of_type(self, *types: TokenType) -> list[int]:
+        """Return the ids of all tokens of these types, in order."""
+        ids: list[int] = np.flatnonzero(np.isin(self.types, types)).tolist()
+        return ids
+
+
+def read_vocabulary(file: GGUFFile) -> Vocabulary:
+    """Read the tokens and their types.
+
+    Raises:
+        ModelError: the tokenizer is not byte-level BPE, or its tables do not fit together.
+    """
+    model = file.value("tokenizer.ggml.model", str)
+    if model != BYTE_LEVEL_MODEL:
+        raise ModelError(f"{file.path}: tokenizer {model!r} is not supported; {BYTE_LEVEL_MODEL!r} is")
+    tokens = file.strings("tokenizer.ggml.tokens")
+    if not tokens:
+        raise ModelError(f"{file.path}: the vocabulary is empty")
+    types = file.integers("tokenizer.ggml.token_type")
+    if len(types) != len(tokens):
+        raise ModelError(f"{file.path}: {len(tokens)} tokens, but {len(types)} token types")
+    return Vocabulary(tokens, types)
+
+
+def read_token_table(file: GGUFFile) -> TokenTable:
+    """Return the bytes of each token; control and unknown tokens count as special.
+
+    Raises:
+        ModelError: the tokenizer is not byte-level BPE, or its tables do not fit together.
+    """
+    vocabulary = read_vocabulary(file)
+    token_bytes = byte_level_bytes(vocabulary.tokens)
+    special = vocabulary.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN)
+    # These are text as it stands, not in the byte alphabet.
+    for token_id in (*special, *vocabulary.ids_of_type(TokenType.USER_DEFINED)):
+        token_bytes[token_id] = vocabulary.tokens[token_id].encode()
+    return TokenTable(token_bytes, frozenset(special))
+
+
+def read_end_tokens(file: GGUFFile) -> frozenset[int]:
+    """Return the ids of the tokens that end an answer: those the header names, and control tokens by name.
+
+    Raises:
+        ModelError: an id is not in the vocabulary, or the tokenizer is not supported.
+    """
+    vocabulary = read_vocabulary(file)
+    ends = {
+        token_id
+        for token_id in vocabulary.ids_of_type(TokenType.CONTROL)
+        if vocabulary.tokens[token_id] in _END_TOKENS
+    }
+    ends |= {token_id for key in _END_KEYS if (token_id := read_token_id(file, vocabulary, key)) is not None}
+    return frozenset(ends)
+
+
+def read_token_id(file: GGUFFile, vocabulary: Vocabulary, key: str) -> int | None:
+    """Return the token id at `tokenizer.ggml.KEY`, None if the header has none.
+
+    Raises:
+        ModelError: the id is not in the vocabulary.
+    """
+    token_id = file.value(f"tokenizer.ggml.{key}", int, -1)
+    if token_id == -1:
+        return None
+    if not 0 <= token_id < len(vocabulary.tokens):
+        raise ModelError(
+            f"{file.path}: {key} is {token_id}, outside the vocabulary of {len(vocabulary.tokens)} tokens"
+        )
+    return token_id
+
+
+def byte_level_bytes(tokens: list[str]) -> list[bytes]:
+    """Return the bytes that byte-level tokens stand for.
+
+    A token with a character outside the byte alphabet stands for its own UTF-8.
+    """
+    # Latin-1 maps byte b to chr(b), so translating to chr(b) and encoding gives the bytes.
+    alphabet = _byte_alphabet()
+    to_latin1 = str.maketrans({character: chr(byte) for byte, character in enumerate(alphabet)})
+    known = frozenset(alphabet)
+    return [
+        token.translate(to_latin1).encode("latin-1") if known.issuperset(token) else token.encode()
+        for token in tokens
+    ]
+
+
+def _byte_alphabet() -> str:
+    """Return 256 characters: the one that stands for each byte."""
+    printable = frozenset((*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)))
+    others = (byte for byte in range(256) if byte not in printable)
+    stand_ins = {byte: chr(0x100 + index) for index, byte in enumerate(others)}
+    return "".join(stand_ins.get(byte, chr(byte)) for byte in range(256))

@@ -1,0 +1,9 @@
+"""The scheduler: which request computes when, and with which memory.
+
+- `blocks`   pure: who holds which blocks of the KV pool
+- `policy`   pure: what the next step computes
+- `sampler`  logits to tokens, over all rows at once
+- `loop`     `StepLoop.step(commands, now) -> effects`: machine, blocks and batch have this one owner
+- `compute`  the thread that drives the loop and sends what it makes
+- `process`  the AnyIO shell: link to the front, one lifetime task per request
+"""

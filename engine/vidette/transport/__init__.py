@@ -1,0 +1,10 @@
+"""How frames get from one process or thread to another; nothing here knows what a frame means.
+
+- `framing`  pure: bytes to frames and frames to bytes
+- `channel`  `Channel`, frames over a socket; the interface every channel has
+- `memory`   the same over memory, between two tasks of one loop
+- `mailbox`  `Mailbox`, objects from any thread to a loop, and `Waker`, a bell for a thread
+- `link`     `Link`, messages over a channel, and the handshake that opens it
+- `sink`     how the compute thread sends by itself
+- `spawn`    starting, guarding and watching child processes
+"""

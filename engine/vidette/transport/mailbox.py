@@ -1,0 +1,79 @@
+"""From thread to loop and from loop to thread, by posting: never a rendezvous, never a poll.
+
+`Mailbox` carries objects from any thread to an event loop, `Bell` wakes a thread. Both are an eventfd
+behind a deque: posting costs one append and one system call and cannot block.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections import deque
+from typing import Generic, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """Objects from any thread to one reader on an event loop.
+
+    Close it with `close()` once nobody waits and nobody posts any more.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def post(self, item: T) -> None:
+        """Put an object in; from any thread, without blocking."""
+        self._items.append(item)
+        os.eventfd_write(self._fd, 1)
+
+    async def receive(self) -> T:
+        """Wait for the next object."""
+        if self._items:
+            await anyio.lowlevel.checkpoint()
+        while not self._items:
+            await anyio.wait_readable(self._fd)
+            os.eventfd_read(self._fd)
+        return self._items.popleft()
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Bell:
+    """Wakes one thread; rung from anywhere, without blocking."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def ring(self) -> None:
+        """Wake the thread, now or when it next waits."""
+        os.eventfd_write(self._fd, 1)
+
+    def wait(self, writable: int | None = None) -> None:
+        """Block until the bell has rung since the last wait.
+
+        Args:
+            writable: a descriptor to watch as well; return when it can be written.
+        """
+        if writable is not None:
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            poll.register(writable, select.POLLOUT)
+            if not any(fd == self._fd for fd, _ in poll.poll()):
+                return
+        os.eventfd_read(self._fd)
+
+    def close(self) -> None:
+        """Give the descriptor back; nobody waits or rings any more."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,204 @@
+"""Child processes: how they start, how they are watched, and how they never outlive their parent.
+
+A child is `python -m vidette._child ROLE CONFIG`, started by plain `subprocess.Popen`, so that nothing
+needs a `__main__` guard and the fork is made by the thread that asks for it. It inherits one end of each of
+its links by descriptor, and the reading end of a *guard pipe* that never carries data: when its parent is
+gone, by whatever death, that pipe ends and the child exits. The parent watches the child by a pidfd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+import msgspec
+
+LAST_WORDS_BYTES: Final = 16 * 1024
+"""How much of a child's stderr is kept for the error that tells of its death."""
+PR_SET_PDEATHSIG: Final = 1
+
+
+class ChildSpec(msgspec.Struct, kw_only=True, frozen=True):
+    """What a child is told on its command line, besides its configuration.
+
+    Args:
+        links: descriptor of each link, by the role at its other end.
+        guard: reading end of the guard pipe.
+        parent: process id of the parent.
+        die_with_thread: whether the kernel may kill the child when the thread that forked it ends (only if that
+            is the parent's main thread: on another, that thread's end would take the child with it).
+        incarnation: how often this role was started before.
+        backend: "asyncio" or "trio".
+        config: JSON of what the role needs.
+    """
+
+    links: dict[str, int]
+    guard: int
+    parent: int
+    die_with_thread: bool
+    incarnation: int = 0
+    backend: str = "asyncio"
+    config: msgspec.Raw
+
+
+class Child:
+    """A child process that runs.
+
+    Args:
+        role: "scheduler" or "detokenizer".
+        links: this process's own ends stay with the caller; these are the child's, closed here once it runs.
+        config: what the role needs; encoded as JSON.
+        backend: event loop library of the child.
+        incarnation: how often this role was started before.
+
+    Raises:
+        OSError: the process cannot be started.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        links: dict[str, socket.socket],
+        config: object,
+        *,
+        backend: str,
+        incarnation: int = 0,
+    ) -> None:
+        self.role = role
+        guard_read, self._guard = os.pipe()
+        stderr_read, stderr_write = os.pipe()
+        descriptors = {name: sock.fileno() for name, sock in links.items()}
+        spec = ChildSpec(
+            links=descriptors,
+            guard=guard_read,
+            parent=os.getpid(),
+            die_with_thread=threading.current_thread() is threading.main_thread(),
+            incarnation=incarnation,
+            backend=backend,
+            config=msgspec.Raw(msgspec.json.encode(config)),
+        )
+        try:
+            self._process = subprocess.Popen(  # noqa: S603  our own interpreter and module
+                [sys.executable, "-P", "-m", "vidette._child", role, msgspec.json.encode(spec).decode()],
+                stdin=subprocess.DEVNULL,
+                stdout=stderr_write,
+                stderr=stderr_write,
+                pass_fds=[*descriptors.values(), guard_read],
+                # Ctrl-C in a terminal is for the parent; it ends its children in order.
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._guard)
+            os.close(stderr_read)
+            raise
+        finally:
+            for sock in links.values():
+                sock.close()
+            os.close(guard_read)
+            os.close(stderr_write)
+        self.pid = self._process.pid
+        self._pidfd = os.pidfd_open(self.pid)
+        os.set_blocking(stderr_read, False)
+        self._stderr = stderr_read
+        self._last_words: deque[bytes] = deque()
+        self._last_words_bytes = 0
+
+    async def run_listener(self) -> None:
+        """Keep the tail of what the child says on stderr, and pass it on to ours, until it ends."""
+        while True:
+            await anyio.wait_readable(self._stderr)
+            try:
+                said = os.read(self._stderr, 4096)
+            except BlockingIOError:
+                continue
+            if not said:
+                return
+            self._hear(said)
+
+    async def wait_exit(self) -> int:
+        """Wait until the child has ended; return its exit status (minus the signal that killed it)."""
+        while (status := self._process.poll()) is None:
+            await anyio.wait_readable(self._pidfd)
+        return status
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status, if the child has ended."""
+        return self._process.poll()
+
+    def last_words(self) -> str:
+        """Return the last lines the child said on stderr."""
+        with contextlib.suppress(OSError):
+            while said := os.read(self._stderr, 4096):
+                self._hear(said)
+        return b"".join(self._last_words).decode(errors="replace").strip()
+
+    def kill(self) -> None:
+        """End the child at once, if it runs."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Reap the child, killing it if it still runs, and give all descriptors back; idempotent."""
+        if self._pidfd < 0:
+            return
+        self.kill()
+        self._process.wait()
+        for descriptor in (self._guard, self._stderr, self._pidfd):
+            os.close(descriptor)
+        self._pidfd = -1
+
+    def _hear(self, said: bytes) -> None:
+        sys.stderr.write(said.decode(errors="replace"))
+        self._last_words.append(said)
+        self._last_words_bytes += len(said)
+        while self._last_words_bytes > LAST_WORDS_BYTES and len(self._last_words) > 1:
+            self._last_words_bytes -= len(self._last_words.popleft())
+
+
+def describe_exit(role: str, status: int, last_words: str) -> str:
+    """Return a sentence about how a child ended."""
+    if status < 0:
+        try:
+            how = f"was killed by {signal.Signals(-status).name}"
+        except ValueError:
+            how = f"was killed by signal {-status}"
+    else:
+        how = f"ended with exit status {status}"
+    lines: Sequence[str] = last_words.splitlines()
+    words = f"; its last words: {lines[-1]}" if lines else ""
+    return f"the {role} {how}{words}"
+
+
+def guard(spec: ChildSpec) -> None:
+    """In a child: exit when the parent is gone. Called once, before anything else.
+
+    A daemon thread waits on the guard pipe and on the parent's pidfd; it needs no event loop, so it works
+    whatever the child is doing.
+    """
+    if spec.die_with_thread:
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != spec.parent:  # it died before we could watch it
+        os._exit(0)
+    threading.Thread(target=_wait_orphaned, args=(spec.guard, spec.parent), name="guard", daemon=True).start()
+
+
+def _wait_orphaned(pipe: int, parent: int) -> None:
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    with contextlib.suppress(OSError):  # no such process: the pipe tells
+        poll.register(os.pidfd_open(parent), select.POLLIN)
+    poll.poll()
+    os._exit(0)

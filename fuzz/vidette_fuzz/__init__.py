@@ -1,0 +1,15 @@
+"""Fuzzers and model checkers of the protocol; they drive the machines that the engine runs.
+
+Where to look:
+
+- `explore`     every world up to a bound, breadth first: the shortest story that breaks a rule
+- `machines`    worlds far beyond those bounds, at random: `LifecycleMachine`, a Hypothesis state machine
+- `mutants`     machines with a known fault each; whatever checks the protocol has to catch them all
+- `stories`     a run of the protocol, told line by line
+- `strategies`  Hypothesis strategies for every message, and for frames that were tampered with
+- `frames`      bytes against the codec: a message or a `DecodeError`, never anything else
+- `samples`     one hand-written message of each kind
+
+`explore`, `mutants`, `stories`, `frames` and `samples` need nothing beyond the protocol; `machines` and
+`strategies` need Hypothesis (`pip install vidette[fuzz]`).
+"""

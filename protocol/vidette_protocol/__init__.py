@@ -1,0 +1,24 @@
+"""The protocol of Vidette, usable without the engine: standard library and msgspec only, and no I/O.
+
+Where to look:
+
+- `ids`         rid and vid
+- `messages`    every message, one module per theme
+- `codec`       messages to bytes and back, one closed union per link
+- `lifecycle`   the life of a request: one pure machine for each of front, scheduler, detokenizer
+- `world`       the three machines joined by links into one value that can be explored
+- `invariants`  what must hold in every world
+- `limits`      every bound with its default
+- `errors`      what is raised, and whose fault it is
+"""
+
+from vidette_protocol.codec import Codec as Codec
+from vidette_protocol.codec import fingerprint as fingerprint
+from vidette_protocol.errors import DecodeError as DecodeError
+from vidette_protocol.errors import DuplicateRid as DuplicateRid
+from vidette_protocol.errors import LocalProtocolError as LocalProtocolError
+from vidette_protocol.errors import ProtocolError as ProtocolError
+from vidette_protocol.errors import RemoteProtocolError as RemoteProtocolError
+from vidette_protocol.ids import Rid as Rid
+from vidette_protocol.ids import Vid as Vid
+from vidette_protocol.limits import Limits as Limits

@@ -1,0 +1,34 @@
+"""`Row`: what one step says of one request, as far as the machines care (no text, no token ids)."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from vidette_protocol.ids import Vid
+from vidette_protocol.messages import FinishReason
+
+
+class End(Enum):
+    """Why a row is the last of its vid."""
+
+    FINISH = "finish"
+    """The request came to its own end: stop, length, or an error of its own."""
+    ABORT = "abort"
+    """Its caller aborted it; this is the acknowledgement."""
+
+
+class Row(NamedTuple):
+    """One request's share of a step: so many `tokens` from `offset` on, the last ones if `end` is set."""
+
+    vid: Vid
+    offset: int
+    tokens: int
+    end: End | None
+
+
+def end_of(reason: FinishReason | None) -> End | None:
+    """Return what a finish reason on the wire is to the machines."""
+    if reason is None:
+        return None
+    return End.ABORT if reason.type == "abort" else End.FINISH

@@ -1,0 +1,218 @@
+"""The scheduler's machine: who may compute, and when what it holds may be freed.
+
+States of one vid:
+
+    WAITING   admitted, holds no blocks
+    RUNNING   holds blocks, in no batch at this moment
+    LAUNCHED  in a batch on the device
+    FREEING   aborted while in a batch on the device: freed when the batch lands, its output is dropped
+    (over)    in no table
+
+A vid that is absent is new, over, or was aborted before it came. An abort of an absent vid leaves a
+*tombstone*: with several senders it may overtake its request. A tombstone dies when the front's floor has
+passed it, since then the front holds nothing of that vid and will not send it any more. The scheduler never
+compares vids with one another otherwise: they reach it out of order, as tokenising runs off the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Final, NamedTuple, Self
+
+from vidette_protocol.errors import LocalProtocolError, RemoteProtocolError
+from vidette_protocol.ids import Vid, front_of
+from vidette_protocol.lifecycle.rows import End, Row
+
+
+class SchedulerState(Enum):
+    """Where one vid stands in the scheduler."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    LAUNCHED = "launched"
+    FREEING = "freeing"
+    OVER = "over"
+
+
+class SchedulerEvent(Enum):
+    """What can happen to one vid in the scheduler."""
+
+    ABORT = "abort"
+    LAUNCH = "launch"
+    LAND = "land"
+    END = "end"
+    REJECT = "reject"
+
+
+SCHEDULER_TABLE: Final[dict[tuple[SchedulerState, SchedulerEvent], SchedulerState]] = {
+    (SchedulerState.WAITING, SchedulerEvent.ABORT): SchedulerState.OVER,
+    (SchedulerState.WAITING, SchedulerEvent.LAUNCH): SchedulerState.LAUNCHED,
+    (SchedulerState.WAITING, SchedulerEvent.REJECT): SchedulerState.OVER,
+    (SchedulerState.RUNNING, SchedulerEvent.ABORT): SchedulerState.OVER,
+    (SchedulerState.RUNNING, SchedulerEvent.LAUNCH): SchedulerState.LAUNCHED,
+    (SchedulerState.LAUNCHED, SchedulerEvent.ABORT): SchedulerState.FREEING,
+    (SchedulerState.LAUNCHED, SchedulerEvent.LAND): SchedulerState.RUNNING,
+    (SchedulerState.LAUNCHED, SchedulerEvent.END): SchedulerState.OVER,
+    (SchedulerState.FREEING, SchedulerEvent.ABORT): SchedulerState.FREEING,
+    (SchedulerState.FREEING, SchedulerEvent.LAND): SchedulerState.OVER,
+}
+
+
+class _Entry(NamedTuple):
+    state: SchedulerState
+    offset: int
+
+
+class SchedulerMachine:
+    """The scheduler's table of live requests and its tombstones.
+
+    Every method that may end a vid returns a `Row`; one whose `end` is set is the vid's last, and the one
+    moment at which everything it holds is to be freed.
+    """
+
+    __slots__ = ("_live", "_tombstones")
+
+    def __init__(self) -> None:
+        self._live: dict[Vid, _Entry] = {}
+        self._tombstones: dict[Vid, None] = {}
+
+    def request(self, vid: Vid) -> Row | None:
+        """Admit a request; one that was aborted before it came ends here.
+
+        Raises:
+            RemoteProtocolError: the vid is live.
+        """
+        if vid in self._live:
+            raise RemoteProtocolError(f"vid {vid} was sent twice")
+        if vid in self._tombstones:
+            del self._tombstones[vid]
+            return Row(vid, 0, 0, End.ABORT)
+        self._live[vid] = _Entry(SchedulerState.WAITING, 0)
+        return None
+
+    def abort(self, vid: Vid) -> Row | None:
+        """Apply an abort: no batch that launches later contains the vid.
+
+        Returns:
+            The ending row, unless the vid is in a batch on the device (then landing makes it) or absent.
+        """
+        entry = self._live.get(vid)
+        if entry is None:
+            self._tombstones[vid] = None
+            return None
+        return self._move(vid, entry, SchedulerEvent.ABORT, count=0, end=End.ABORT)
+
+    def reject(self, vid: Vid) -> Row:
+        """End a waiting request that cannot be served, with a reason of its own.
+
+        Raises:
+            LocalProtocolError: it is not waiting.
+        """
+        entry = self._live.get(vid)
+        if entry is None or entry.state is not SchedulerState.WAITING:
+            raise LocalProtocolError(f"vid {vid} cannot be rejected: it is {self.state(vid).value}")
+        row = self._move(vid, entry, SchedulerEvent.REJECT, count=0, end=End.FINISH)
+        assert row is not None
+        return row
+
+    def launch(self, vids: Iterable[Vid]) -> None:
+        """Note that a batch goes to the device.
+
+        Raises:
+            LocalProtocolError: one of them is absent, aborted, named twice, or in a batch already; then none
+                is launched.
+        """
+        vids = list(vids)
+        if len(set(vids)) < len(vids):
+            raise LocalProtocolError(f"a batch names a vid twice: {vids}")
+        for vid in vids:
+            state = self.state(vid)
+            if state is not SchedulerState.WAITING and state is not SchedulerState.RUNNING:
+                raise LocalProtocolError(f"vid {vid} cannot be launched: it is {state.value}")
+        for vid in vids:
+            entry = self._live[vid]
+            self._live[vid] = entry._replace(state=SCHEDULER_TABLE[entry.state, SchedulerEvent.LAUNCH])
+
+    def land(self, vid: Vid, count: int, *, end: bool) -> Row | None:
+        """Note what a batch that has come back made for one vid of it.
+
+        Args:
+            vid: one of the batch.
+            count: new output tokens; 0 for a chunk of a prefill that is not the last.
+            end: whether the request comes to its own end here.
+
+        Returns:
+            The row to send, None if there is nothing to say. For a vid that was aborted meanwhile it is the
+            ending row, with no tokens.
+
+        Raises:
+            LocalProtocolError: it is in no batch on the device, or the count is negative.
+        """
+        if count < 0:
+            raise LocalProtocolError(f"vid {vid} cannot land with {count} tokens")
+        entry = self._live.get(vid)
+        if entry is None or entry.state not in _ON_DEVICE:
+            raise LocalProtocolError(f"vid {vid} cannot land: it is {self.state(vid).value}")
+        if entry.state is SchedulerState.FREEING:
+            return self._move(vid, entry, SchedulerEvent.LAND, count=0, end=End.ABORT)
+        event = SchedulerEvent.END if end else SchedulerEvent.LAND
+        return self._move(vid, entry, event, count=count, end=End.FINISH)
+
+    def pass_floor(self, floor: Vid) -> None:
+        """Forget the tombstones below a front's floor."""
+        front = front_of(floor)
+        dead = [vid for vid in self._tombstones if vid < floor and front_of(vid) == front]
+        for vid in dead:
+            del self._tombstones[vid]
+
+    def state(self, vid: Vid) -> SchedulerState:
+        """Where a vid stands; OVER if it is absent."""
+        entry = self._live.get(vid)
+        return SchedulerState.OVER if entry is None else entry.state
+
+    def offset(self, vid: Vid) -> int:
+        """How many output tokens a live vid has made.
+
+        Raises:
+            LocalProtocolError: it is not live.
+        """
+        entry = self._live.get(vid)
+        if entry is None:
+            raise LocalProtocolError(f"vid {vid} has no offset: it is {self.state(vid).value}")
+        return entry.offset
+
+    def vids(self) -> list[Vid]:
+        """Live vids, in the order of their arrival."""
+        return list(self._live)
+
+    @property
+    def tombstones(self) -> int:
+        """How many aborts are remembered for vids that were not there."""
+        return len(self._tombstones)
+
+    def __len__(self) -> int:
+        """Return how many vids are live."""
+        return len(self._live)
+
+    def copy(self) -> Self:
+        """Return an independent machine in the same state."""
+        twin = type(self)()
+        twin._live = self._live.copy()
+        twin._tombstones = self._tombstones.copy()
+        return twin
+
+    def key(self) -> tuple[object, ...]:
+        """Return a hashable picture: equal for machines that behave alike from here on."""
+        return (*self._live.items(), *sorted(self._tombstones))
+
+    def _move(self, vid: Vid, entry: _Entry, event: SchedulerEvent, *, count: int, end: End) -> Row | None:
+        state = SCHEDULER_TABLE[entry.state, event]
+        if state is SchedulerState.OVER:
+            del self._live[vid]
+            return Row(vid, entry.offset, count, end)
+        self._live[vid] = _Entry(state, entry.offset + count)
+        return Row(vid, entry.offset, count, None) if count else None
+
+
+_ON_DEVICE: Final = (SchedulerState.LAUNCHED, SchedulerState.FREEING)

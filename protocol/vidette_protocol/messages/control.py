@@ -1,0 +1,105 @@
+"""Control messages: how links open, how processes are asked after, and how they stop."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from vidette_protocol.messages.base import Message, Tag, WireVid
+
+
+class Hello(Message, tag=Tag.HELLO, frozen=True):
+    """Both ways, the first message of every link; a mismatch is refused with both versions named.
+
+    Args:
+        version: PROTOCOL_VERSION of the sender.
+        fingerprint: hash over all message classes of the sender (names, order and types of fields).
+        role: "front", "scheduler" or "detokenizer".
+        pid: process id, for people.
+        incarnation: how often this role was started before in this engine, from 0.
+    """
+
+    version: int
+    fingerprint: str
+    role: str
+    pid: int
+    incarnation: int = 0
+
+
+class Ready(Message, tag=Tag.READY, frozen=True):
+    """Scheduler or detokenizer to front: the model is loaded and work may come.
+
+    Args:
+        role: who is ready.
+        max_total_tokens: most tokens of prompt and output together that one request may have; 0 from a
+            detokenizer, which has no such bound.
+        num_blocks: blocks of the KV pool; 0 from a detokenizer.
+        step_tokens: token budget of one step; 0 from a detokenizer.
+    """
+
+    role: str
+    max_total_tokens: int = 0
+    num_blocks: int = 0
+    step_tokens: int = 0
+
+
+class Failed(Message, tag=Tag.FAILED, frozen=True):
+    """Scheduler or detokenizer to front: this process ends by a fault of its own.
+
+    Args:
+        role: who failed.
+        message: what happened, in a sentence.
+    """
+
+    role: str
+    message: str
+
+
+class SchedulerLedger(Struct, array_like=True, frozen=True):
+    """What a scheduler holds, as of the step that said so.
+
+    Args:
+        live: requests waiting, running or being freed.
+        waiting: those of them that hold no blocks yet.
+        tombstones: aborts remembered for vids that were not there.
+        blocks_used: blocks of the KV pool that are taken.
+        steps: steps taken since the start.
+    """
+
+    live: int = 0
+    waiting: int = 0
+    tombstones: int = 0
+    blocks_used: int = 0
+    steps: int = 0
+
+
+class HeartbeatReq(Message, tag=Tag.HEARTBEAT, frozen=True):
+    """Round the ring, front to scheduler to detokenizer to front, through the step loop itself.
+
+    It comes back only if every part turns; each part adds what it holds. Asked for when someone wants to
+    know, never on a timer while nothing lives.
+
+    Args:
+        id: chosen by the front; says which question this answers.
+        floor: as in TokenizedGenerateReqInput.
+        scheduler: filled in by the scheduler.
+        detokenizer_open: requests the detokenizer holds; filled in by the detokenizer.
+    """
+
+    id: int
+    floor: WireVid = 0
+    scheduler: SchedulerLedger | None = None
+    detokenizer_open: int | None = None
+
+
+class FreezeGCReq(Message, tag=Tag.FREEZE_GC, frozen=True):
+    """Round the ring like HeartbeatReq: collect garbage once, then leave what lives now out of collections.
+
+    Args:
+        id: chosen by the front; says which call this answers.
+    """
+
+    id: int = 0
+
+
+class ShutdownReq(Message, tag=Tag.SHUTDOWN, frozen=True):
+    """Front to scheduler to detokenizer: end everything that lives, then exit with status 0."""

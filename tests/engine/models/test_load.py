@@ -1,0 +1,49 @@
+"""Each process imports what it needs of a model, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vidette.models import ModelSource, load_model, load_token_table, load_tokenizer, read_info
+
+HEAVY = {"torch", "tokenizers", "jinja2", "transformers", "gguf"}
+
+
+def _imported_by(code: str) -> set[str]:
+    """Run code in a fresh interpreter and return which of the heavy packages it has imported."""
+    script = f"import sys\n{code}\nprint(' '.join(m for m in sys.modules if '.' not in m))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return HEAVY & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("name", ["toy", "tiny"])
+@pytest.mark.parametrize(
+    ("function", "allowed"),
+    [("read_info", set()), ("load_token_table", set()), ("load_tokenizer", {"tokenizers", "jinja2"})],
+)
+def test_no_process_imports_more_than_it_needs(
+    name: str, function: str, allowed: set[str], tiny_llama_path: Path
+) -> None:
+    source = "toy" if name == "toy" else str(tiny_llama_path)
+    imported = _imported_by(f"from vidette.models import *\n{function}(resolve({source!r}))")
+    assert imported == (set() if name == "toy" else allowed)
+
+
+def test_the_map_of_the_package_imports_nothing_heavy() -> None:
+    assert _imported_by("import vidette.models") == set()
+
+
+def test_the_parts_of_a_model_agree(tiny_llama_path: Path) -> None:
+    source = ModelSource("some-name", tiny_llama_path)
+    info = read_info(source)
+    assert info.name == "some-name"
+    assert info.architecture == "llama"
+    assert info.kv_bytes_per_token == 2 * 2 * 2 * 8 * 4
+    assert info.eos_token_ids == {258}
+    assert load_model(source).info == info
+    assert len(load_token_table(source).token_bytes) == info.vocab_size == 260
+    assert load_tokenizer(source).encode("th").tolist() == [256]
