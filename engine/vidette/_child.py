@@ -6,6 +6,7 @@ import contextlib
 import signal
 import socket
 import sys
+import traceback
 from functools import partial
 
 import anyio
@@ -13,6 +14,7 @@ import msgspec
 
 from vidette._groups import sole_cause
 from vidette.config import EngineConfig
+from vidette.errors import Error
 from vidette.models import load_token_table, resolve
 from vidette.transport.channel import Channel, LinkClosed
 from vidette.transport.link import Link
@@ -38,8 +40,10 @@ def main(argv: list[str]) -> int:
         anyio.run(run, channels, config, spec.incarnation, backend=spec.backend)
     except Exception as error:  # noqa: BLE001  the last handler of the process: it reports and exits
         cause = sole_cause(error)
+        if not isinstance(cause, Error):  # a bug of ours, or of what we use: say where
+            traceback.print_exception(cause)
         _report(role, channels["front"], cause)
-        print(f"{type(cause).__name__}: {cause}", file=sys.stderr)  # noqa: T201  its last words
+        print(f"{type(cause).__name__}: {cause}", file=sys.stderr)
         return 1
     return 0
 

@@ -33,7 +33,9 @@ def bare(body: Body) -> Iterator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        alone = body.error if body.error in group.exceptions and len(group.exceptions) == 1 else sole_cause(group)
+        alone = (
+            body.error if body.error in group.exceptions and len(group.exceptions) == 1 else sole_cause(group)
+        )
         if alone is None or alone is group:
             raise
         # As trio does it: the context that the exception had is its own, not this unwrapping.

@@ -279,9 +279,7 @@ def start_inline(config: EngineConfig, source: ModelSource, tasks: anyio.abc.Tas
 
     async def detokenizer() -> None:
         try:
-            await run_detokenizer(
-                detokenizer_scheduler, detokenizer_front, table=load_token_table(source)
-            )
+            await run_detokenizer(detokenizer_scheduler, detokenizer_front, table=load_token_table(source))
         finally:
             detokenizer_front.close()
             detokenizer_scheduler.close()
@@ -297,8 +295,8 @@ def import_roles() -> None:
     A front whose scheduler is a process of its own never needs any of it, torch least of all.
     """
     import vidette.detokenizer.process  # noqa: PLC0415
-    import vidette.scheduler.build
-    import vidette.scheduler.process  # noqa: F401
+    import vidette.scheduler.build  # noqa: PLC0415
+    import vidette.scheduler.process  # noqa: F401, PLC0415
 
 
 async def _receive_ready(link: Link) -> Ready:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from operator import index
 from typing import Any, TypeVar
 
 import anyio
@@ -251,7 +252,9 @@ class _Offload:
 async def _open(ring: Ring, timeout: float) -> Ready:
     with anyio.move_on_after(timeout):
         return await ring.open()
-    raise EngineBroken(f"the engine was not ready within {timeout} s; a larger start_timeout would wait longer")
+    raise EngineBroken(
+        f"the engine was not ready within {timeout} s; a larger start_timeout would wait longer"
+    )
 
 
 async def _tell_broken(ring: Ring, manager: TokenizerManager) -> None:
@@ -286,7 +289,15 @@ def _request(
         )
     except msgspec.ValidationError as error:
         names = ", ".join(SamplingParams.__struct_fields__)
-        raise UsageError(f"sampling_params: {error}; the names are {names}", param="sampling_params") from error
+        raise UsageError(
+            f"sampling_params: {error}; the names are {names}", param="sampling_params"
+        ) from error
     if isinstance(prompt, str):
         return GenerateReqInput(rid=rid, text=prompt, sampling_params=params)
-    return GenerateReqInput(rid=rid, input_ids=list(prompt), sampling_params=params)
+    try:
+        ids = msgspec.convert([i if isinstance(i, bool) else index(i) for i in prompt], list[int])
+    except (msgspec.ValidationError, TypeError) as error:
+        raise UsageError(
+            f"a prompt is a text or a sequence of token ids: {error}", param="input_ids"
+        ) from error
+    return GenerateReqInput(rid=rid, input_ids=ids, sampling_params=params)

@@ -50,7 +50,7 @@ def _check_characters(name: str, value: str) -> None:
         value.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"{name} has {value[error.start]!r} at {error.start}, half of a surrogate pair; give whole characters",
+            f"{name} has {value[error.start]!r} at {error.start}, half a surrogate pair",
             param=name,
         ) from error
 
@@ -65,12 +65,10 @@ def check_ids(ids: list[int], vocab_size: int) -> NDArray[np.int32]:
         raise UsageError("input_ids is empty; a prompt has at least one token", param="input_ids")
     try:
         packed = np.array(ids, dtype=np.int64)
-    except (OverflowError, ValueError, TypeError):
+    except OverflowError:
         packed = None
-    if packed is None or packed.ndim != 1 or packed.min() < 0 or packed.max() >= vocab_size:
-        place, value = next(
-            (i, value) for i, value in enumerate(ids) if not (isinstance(value, int) and 0 <= value < vocab_size)
-        )
+    if packed is None or packed.min() < 0 or packed.max() >= vocab_size:
+        place, value = next((i, value) for i, value in enumerate(ids) if not 0 <= value < vocab_size)
         raise UsageError(
             f"input_ids[{place}] is {value!r}; token ids of this model are 0 to {vocab_size - 1}",
             param="input_ids",
@@ -98,7 +96,7 @@ def settle_sampling(
     room = max_total_tokens - prompt_tokens
     if room < 1:
         raise UsageError(
-            f"the prompt has {prompt_tokens} tokens; at most {max_total_tokens - 1} fit, as one has to be made",
+            f"the prompt has {prompt_tokens} tokens; at most {max_total_tokens - 1} fit",
             param="text",
             code="context_length_exceeded",
         )

@@ -8,7 +8,7 @@ a cancellation, a plain exit, its `finally` tells the machine and posts the abor
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol, TypeVar
 
@@ -183,7 +183,7 @@ class TokenizerManager:
             ids = await self._offload(lambda: self._tokenizer.encode(text))
             if not len(ids):
                 raise UsageError("text has no tokens; a prompt has at least one", param="text")
-        return memoryview(ids).cast("B")
+        return ids.data.cast("B")
 
     # --- control ----------------------------------------------------------------------
 

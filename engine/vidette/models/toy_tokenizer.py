@@ -51,8 +51,7 @@ class ToyTokenizer:
         """Render each message as its role's token, its content and a newline; the assistant comes next.
 
         Raises:
-            ChatTemplateError: there is no message, or one lacks a role or content, or has a role the toy does not
-                know.
+            ChatTemplateError: there is no message, or one without content or with an unknown role.
         """
         if not messages:
             raise ChatTemplateError("the conversation is empty: give at least one message")

@@ -74,7 +74,9 @@ class StepLoop:
 
     def __init__(self, model: Model, *, num_blocks: int, step_tokens: int, max_running: int) -> None:
         if not 1 <= max_running <= step_tokens:
-            raise ValueError(f"max_running is {max_running}; it must be from 1 to step_tokens ({step_tokens})")
+            raise ValueError(
+                f"max_running is {max_running}; it must be from 1 to step_tokens ({step_tokens})"
+            )
         self._model = model
         self._step_tokens = step_tokens
         self._max_running = max_running
@@ -173,7 +175,9 @@ class StepLoop:
         plan, sampled = _plan(batch)
         logits = self._model.forward(plan)
         tokens = iter(
-            sample(logits, SampleRows([s.params for s in sampled], [s.made for s in sampled])) if sampled else ()
+            sample(logits, SampleRows([s.params for s in sampled], [s.made for s in sampled]))
+            if sampled
+            else ()
         )
         for sequence, count in batch:
             sequence.computed += count
@@ -191,7 +195,7 @@ class StepLoop:
             sequence.block_table[:] = self._blocks.allocate(vid, sequence.blocks_needed)
             self._running[vid] = sequence
             running.append(sequence)
-        return [(running[chunk.index], chunk.tokens) for chunk in decision.chunks]
+        return [(running[chunk.place], chunk.tokens) for chunk in decision.chunks]
 
     def _land(self, sequence: _Sequence, token: int, told: _Told) -> None:
         reason = sequence.accept(token, self._model.info.eos_token_ids)

@@ -42,14 +42,14 @@ class Budget(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A share of a step: the next `tokens` uncomputed tokens of the request at `index`."""
+    """A share of a step: the next `tokens` uncomputed tokens of the request at `place`."""
 
-    index: int
+    place: int
     tokens: int
 
 
 class Decision(NamedTuple):
-    """What a step computes; indices into `running` followed by the admitted."""
+    """What a step computes; places in `running` followed by the admitted."""
 
     chunks: list[Chunk]
     admitted: int

@@ -103,7 +103,7 @@ def _top_ps(chosen: list[int], rows: SampleRows) -> torch.Tensor:
 def _draw_sorted(
     probabilities: torch.Tensor, numbers: torch.Tensor, top_k: int, top_ps: torch.Tensor
 ) -> torch.Tensor:
-    """Draw among the top_k most probable tokens, of which top_p of their mass is kept (as in vLLM, SGLang)."""
+    """Draw among the top_k most probable tokens, of which top_p of their mass is kept (as vLLM, SGLang)."""
     if 0 < top_k < probabilities.shape[-1]:
         ordered, ids = probabilities.topk(top_k, dim=-1, sorted=True)
     else:

@@ -18,7 +18,7 @@ from vidette_protocol.errors import RemoteProtocolError
 from vidette_protocol.limits import Limits
 
 SEND_BUFFER_BYTES: Final = 1024 * 1024
-"""SO_SNDBUF: measured, 1 MiB moves large frames two to four times faster than the default; 4 MiB no better."""
+"""SO_SNDBUF: measured, 1 MiB moves large frames two to four times faster than the default; 4 MiB no more."""
 FRAMES_PER_CHECKPOINT: Final = 16
 """A peer that floods us must not starve the loop: after so many frames without waiting, others get a turn."""
 

@@ -79,7 +79,9 @@ class FrameReader:
         while self._end - start >= HEADER.size:
             (length,) = HEADER.unpack_from(self._shared, start)
             if length > self._max_frame:
-                raise RemoteProtocolError(f"a frame of {length} bytes is announced; {self._max_frame} is the limit")
+                raise RemoteProtocolError(
+                    f"a frame of {length} bytes is announced; {self._max_frame} is the limit"
+                )
             body = start + HEADER.size
             if HEADER.size + length > RECEIVE_BYTES:
                 self._large = self._shared[body : self._end]

@@ -36,8 +36,8 @@ class ChildSpec(msgspec.Struct, kw_only=True, frozen=True):
         links: descriptor of each link, by the role at its other end.
         guard: reading end of the guard pipe.
         parent: process id of the parent.
-        die_with_thread: whether the kernel may kill the child when the thread that forked it ends (only if that
-            is the parent's main thread: on another, that thread's end would take the child with it).
+        die_with_thread: whether the kernel may kill the child when the thread that forked it ends (only if
+            that is the parent's main thread: the end of any other would take the child with it).
         incarnation: how often this role was started before.
         backend: "asyncio" or "trio".
         config: JSON of what the role needs.

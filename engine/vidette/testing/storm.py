@@ -1,0 +1,250 @@
+"""A storm of requests, many of them left at random moments, with rids that are used again at once.
+
+`python -m vidette.testing.storm --requests 300 --seed 7 --model toy --json`
+
+Every worker owns one rid and uses it for one request after the other. What it checks, whatever happens:
+a request that is not left comes to its own end; it has as many tokens as its finish reason says; with the
+toy model the same prompt, parameters and seed always give the same text, also in the midst of the storm;
+afterwards every ledger in every process is zero, and the next request answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from random import Random
+from typing import Literal, NamedTuple
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from vidette.api import Engine, open_engine
+from vidette.errors import Error
+from vidette.front.stream import Completion, Stream
+from vidette.testing.report import Check, check, make_report
+from vidette_protocol.messages import SamplingParams
+
+PROMPTS = 24
+"""How many different requests a storm repeats, so that texts can be compared."""
+FOLLOWING_SECONDS = 120.0
+"""How long the request after the storm may take."""
+
+
+class Outcome(Struct):
+    """What became of a storm's requests."""
+
+    finished: int = 0
+    cancelled: int = 0
+    errors: list[str] = []
+
+
+class Plan(NamedTuple):
+    """One request of a storm, and when it is left.
+
+    Args:
+        prompt: text.
+        params: sampling parameters, with a seed.
+        leave: "never", or by what it is left.
+        after: seconds (by a deadline), or deltas (by a plain exit of the block).
+    """
+
+    prompt: str
+    params: SamplingParams
+    leave: Literal["never", "time", "deltas", "exception"]
+    after: float
+
+
+class StormFailure(Exception):  # noqa: N818
+    """Raised inside a request's block on purpose, to leave it by an exception."""
+
+
+async def run_storm(
+    engine: Engine,
+    *,
+    requests: int,
+    cancel: float = 0.5,
+    seed: int = 0,
+    streams: int = 48,
+    compare: bool = True,
+) -> Outcome:
+    """Send requests and leave a share of them at random moments.
+
+    Args:
+        engine: an engine that nobody else uses meanwhile.
+        requests: how many.
+        cancel: share of them that is left, 0 to 1.
+        seed: of everything random; the moments are still those of a real clock.
+        streams: how many live at once.
+        compare: whether equal requests must give equal texts (a model whose arithmetic depends on the
+            batch may differ where two tokens are almost equally probable).
+    """
+    random = Random(seed)  # noqa: S311  a storm, not a secret
+    plans = _plans(random, requests, cancel, _longest(engine))
+    outcome = Outcome()
+    texts: dict[tuple[str, SamplingParams], str] = {}
+
+    async def worker(rid: str) -> None:
+        while plans:
+            plan = plans.pop()
+            try:
+                completion = await _run(engine, rid, plan)
+            except StormFailure:
+                outcome.cancelled += 1
+            except Error as error:
+                outcome.errors.append(f"{type(error).__name__}: {error}")
+            else:
+                if completion is None:
+                    outcome.cancelled += 1
+                else:
+                    outcome.finished += 1
+                    fault = _fault(plan, completion, texts if compare else None)
+                    if fault is not None:
+                        outcome.errors.append(fault)
+
+    async with anyio.create_task_group() as workers:
+        for number in range(min(streams, requests)):
+            workers.start_soon(worker, f"slot-{number}")
+    return outcome
+
+
+def _longest(engine: Engine) -> int:
+    return min(400, engine.max_total_tokens // 4)
+
+
+def _plans(random: Random, requests: int, cancel: float, longest: int) -> list[Plan]:
+    letters = "abcdefghij klmnop qrstuvwxyz äöü 日本 🦊."
+    kinds = [
+        (
+            "".join(random.choices(letters, k=random.choice([1, 5, 40, longest]))),
+            SamplingParams(
+                max_new_tokens=random.randint(1, 48),
+                temperature=random.choice([0.0, 0.7, 1.0]),
+                top_p=random.choice([1.0, 0.9]),
+                top_k=random.choice([-1, 20]),
+                ignore_eos=random.random() < 0.5,
+                sampling_seed=random.randrange(1 << 32),
+            ),
+        )
+        for _ in range(PROMPTS)
+    ]
+    plans = []
+    for _ in range(requests):
+        prompt, params = random.choice(kinds)
+        if random.random() >= cancel:
+            plans.append(Plan(prompt, params, "never", 0))
+            continue
+        leave = random.choice(["time", "deltas", "exception"])
+        after = random.choice([0.0, random.uniform(0, 0.05)]) if leave == "time" else random.randint(0, 6)
+        plans.append(Plan(prompt, params, leave, after))
+    return plans
+
+
+async def _run(engine: Engine, rid: str, plan: Plan) -> Completion | None:
+    """Run one request; return None if it was left before its end."""
+    if plan.leave == "time":
+        with anyio.move_on_after(plan.after):
+            async with engine.generate(plan.prompt, sampling_params=plan.params, rid=rid) as stream:
+                return await stream.read()
+        return None
+    async with engine.generate(plan.prompt, sampling_params=plan.params, rid=rid) as stream:
+        if plan.leave == "never":
+            return await stream.read()
+        if await _read_deltas(stream, int(plan.after)):
+            return stream.completion()
+        if plan.leave == "exception":
+            raise StormFailure
+    return None
+
+
+async def _read_deltas(stream: Stream, count: int) -> bool:
+    """Read so many deltas; return whether that was all of them."""
+    while count:
+        delta = await anext(stream, None)
+        if delta is None or delta.finish_reason is not None:
+            return True
+        count -= 1
+    return False
+
+
+def _fault(
+    plan: Plan, completion: Completion, texts: dict[tuple[str, SamplingParams], str] | None
+) -> str | None:
+    """Return what is wrong with an answer, in a sentence."""
+    reason, made = completion.finish_reason, completion.completion_tokens
+    if reason.type not in ("stop", "length"):
+        return f"{completion.rid}: ended by {reason.type}, though it was not left"
+    if reason.type == "length" and made != plan.params.max_new_tokens:
+        return f"{completion.rid}: {made} tokens, not {plan.params.max_new_tokens}"
+    if texts is None:
+        return None
+    expected = texts.setdefault((plan.prompt, plan.params), completion.text)
+    if completion.text != expected:
+        return f"{completion.rid}: {completion.text!r} is not the {expected!r} of the same request before"
+    return None
+
+
+async def _main(options: argparse.Namespace) -> int:
+    started = time.monotonic()
+    async with open_engine(options.model, topology=options.topology) as engine:
+        print(f"{options.requests} requests, {options.cancel:.0%} of them left early", file=sys.stderr)
+        outcome = await run_storm(
+            engine,
+            requests=options.requests,
+            cancel=options.cancel,
+            seed=options.seed,
+            streams=options.streams,
+            compare=options.model == "toy",
+        )
+        with anyio.move_on_after(FOLLOWING_SECONDS) as following:
+            params = SamplingParams(max_new_tokens=4, temperature=0, ignore_eos=True)
+            async with engine.generate("after the storm", sampling_params=params, rid="slot-0") as stream:
+                completion = await stream.read()
+                if completion.completion_tokens != params.max_new_tokens:
+                    outcome.errors.append(f"the following request made {completion.completion_tokens} tokens")
+            await engine.wait_quiet()
+            await engine.heartbeat()
+        if following.cancelled_caught:
+            outcome.errors.append(f"the following request did not answer within {FOLLOWING_SECONDS} s")
+        ledgers = engine.statistics().ledgers
+    leaks = ledgers.total()
+    checks: list[Check] = [
+        check("finished", outcome.finished, "requests"),
+        check("cancelled", outcome.cancelled, "requests"),
+        check("errors", len(outcome.errors), "requests"),
+        check("leaks", leaks, "entries"),
+    ]
+    report = make_report("storm", checks, ledgers=msgspec.structs.asdict(ledgers), notes=outcome.errors[:20])
+    for fault in outcome.errors[:20]:
+        print(fault, file=sys.stderr)
+    counted = ", ".join(f"{int(item.value)} {item.name}" for item in checks)
+    print(f"{counted} in {time.monotonic() - started:.1f} s", file=sys.stderr)
+    if options.json:
+        print(report.to_json())
+    return 1 if outcome.errors or leaks else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit status: 0 if nothing was violated, 1 if something was."""
+    parser = argparse.ArgumentParser(prog="python -m vidette.testing.storm", description=__doc__)
+    parser.add_argument("--requests", type=int, default=300, help="how many (default 300)")
+    parser.add_argument("--cancel", type=float, default=0.5, help="share that is left early (default 0.5)")
+    parser.add_argument("--seed", type=int, default=0, help="of everything random")
+    parser.add_argument("--streams", type=int, default=48, help="how many live at once (default 48)")
+    parser.add_argument("--backend", choices=["asyncio", "trio"], default="asyncio")
+    parser.add_argument("--topology", choices=["processes", "inline"], default="inline")
+    parser.add_argument("--model", default="toy", help="a known name, toy, or a GGUF file (default toy)")
+    parser.add_argument("--json", action="store_true", help="print a report as the last line")
+    options = parser.parse_args(argv)
+    if options.requests < 1 or options.streams < 1 or not 0 <= options.cancel <= 1:
+        parser.error("--requests and --streams are at least 1, --cancel is from 0 to 1")
+    try:
+        return anyio.run(_main, options, backend=options.backend)
+    except Error as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
