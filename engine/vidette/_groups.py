@@ -26,17 +26,15 @@ class Body:
 
 @contextmanager
 def bare(body: Body) -> Iterator[None]:
-    """Let out what the caller's block raised as it was raised, not in the group our tasks made of it.
+    """Let out what the caller's block raised as it was raised, not in the group that our tasks made of it.
 
     Other errors come out alone if there is one, else together, since none of them may be lost.
     """
     try:
         yield
     except BaseExceptionGroup as group:
-        alone = (
-            body.error if body.error in group.exceptions and len(group.exceptions) == 1 else sole_cause(group)
-        )
-        if alone is None or alone is group:
+        alone = _sole(group, body.error)
+        if alone is group:
             raise
         # As trio does it: the context that the exception had is its own, not this unwrapping.
         context = alone.__context__
@@ -52,3 +50,16 @@ def sole_cause(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
+
+
+def _sole(group: BaseException, of_body: BaseException | None) -> BaseException:
+    # By its leaves, since a task group takes groups apart and puts them together anew.
+    if of_body is not None and _leaves(group) <= _leaves(of_body):
+        return of_body
+    return sole_cause(group)
+
+
+def _leaves(error: BaseException) -> set[int]:
+    if isinstance(error, BaseExceptionGroup):
+        return set().union(*map(_leaves, error.exceptions))
+    return {id(error)}

@@ -32,10 +32,9 @@ from vidette_protocol.codec import (
 from vidette_protocol.errors import ProtocolError
 from vidette_protocol.messages import Failed, Ready
 
-EXIT_STATUS_SECONDS = 0.2
-"""How long a closed link waits for the exit status, which says more; a killed process takes 0.1 s to end."""
-SIBLING_SECONDS = 0.05
-"""How long an exit with status 0 waits for another role's death: it may only be the echo of it."""
+PATIENCE_SECONDS = 0.2
+"""How long a mere sign of trouble (a closed link, a clean exit) waits for the cause of it: another role's death,
+or the exit status of this one. A process with torch loaded takes about 0.1 s to die."""
 
 
 class Breakdown(Struct, frozen=True):
@@ -92,6 +91,7 @@ class Ring:
         self.breakdown: Breakdown | None = None
         self.broken = anyio.Event()
         """Set with `breakdown`."""
+        self._suspicion: Breakdown | None = None
         self._stopping = False
         self._running = 0
         self._stopped = anyio.Event()
@@ -118,9 +118,7 @@ class Ring:
                 await _receive_ready(self.detokenizer)
                 ready = await _receive_ready(self.scheduler)
             except LinkClosed as error:
-                with anyio.move_on_after(EXIT_STATUS_SECONDS):
-                    await self.broken.wait()
-                self.break_down(Breakdown(f"a link closed before the engine was ready: {error}"))
+                await self._suspect(Breakdown(f"a link closed before the engine was ready: {error}"))
             except ProtocolError as error:
                 self.break_down(Breakdown(f"the engine cannot start: {error}", cause=error))
             except EngineBroken as error:
@@ -144,9 +142,7 @@ class Ring:
         try:
             await listen()
         except LinkClosed:
-            with anyio.move_on_after(EXIT_STATUS_SECONDS):
-                await self.broken.wait()
-            self.break_down(Breakdown(f"the link to the {role} closed", role=role))
+            await self._suspect(Breakdown(f"the link to the {role} closed", role=role))
         except EngineBroken as error:
             self.break_down(Breakdown(str(error), role=error.role))
         except ProtocolError as error:
@@ -179,10 +175,12 @@ class Ring:
         self._begin()
         try:
             status = await child.wait_exit()
-            if status == 0 and not self._stopping:
-                await anyio.sleep(SIBLING_SECONDS)
             message = describe_exit(child.role, status, child.last_words())
-            self.break_down(Breakdown(message, role=child.role, exit_status=status))
+            breakdown = Breakdown(message, role=child.role, exit_status=status)
+            if status == 0:
+                await self._suspect(breakdown)
+            else:
+                self.break_down(breakdown)
         finally:
             self._end()
 
@@ -191,7 +189,7 @@ class Ring:
         self._begin()
         try:
             await run()
-            self.break_down(Breakdown(f"the {role} ended", role=role))
+            await self._suspect(Breakdown(f"the {role} ended", role=role))
         except Exception as error:  # noqa: BLE001  supervision: the cause goes to every waiter
             cause = sole_cause(error)
             self.break_down(
@@ -199,6 +197,16 @@ class Ring:
             )
         finally:
             self._end()
+
+    async def _suspect(self, breakdown: Breakdown) -> None:
+        """Note a sign that may be the echo of something else; break down by it if nothing else shows."""
+        if self._stopping:
+            return
+        if self._suspicion is None or self._suspicion.exit_status is None:
+            self._suspicion = breakdown
+        with anyio.move_on_after(PATIENCE_SECONDS):
+            await self.broken.wait()
+        self.break_down(self._suspicion)
 
     def _begin(self) -> None:
         self._running += 1

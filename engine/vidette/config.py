@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from vidette.errors import UsageError
 from vidette.models.interface import BLOCK_SIZE
+from vidette_protocol.ids import MAX_FRONT_ID
 
 Topology = Literal["processes", "inline"]
 """Front, scheduler and detokenizer in three processes, or all in this one."""
@@ -68,4 +69,12 @@ def check_config(config: EngineConfig) -> EngineConfig:
         )
     if config.threads is not None and config.threads < 1:
         raise UsageError(f"threads is {config.threads}; it must be at least 1", param="threads")
+    for name in ("start_timeout", "stop_timeout"):
+        value = getattr(config, name)
+        if not value >= 0:  # NaN neither
+            raise UsageError(f"{name} is {value}; it must be 0 seconds or more", param=name)
+    if not 0 <= config.front_id <= MAX_FRONT_ID:
+        raise UsageError(
+            f"front_id is {config.front_id}; it must be from 0 to {MAX_FRONT_ID}", param="front_id"
+        )
     return config

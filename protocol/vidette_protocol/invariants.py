@@ -51,7 +51,7 @@ def _leftovers(world: World) -> list[str]:
         "front": len(world.front) - waiting_to_be_sent,
         "scheduler": len(world.scheduler),
         "detokenizer": len(world.detokenizer),
-        "blocks": len(world.holding),
+        "KV pool": len(world.holding),
         "memory of overtaking aborts": _tombstones(world),
     }
     found.extend(

@@ -268,7 +268,16 @@ class World:
     # --- how it happens ------------------------------------------------------
 
     def apply(self, action: Action) -> Self:
-        """Return the world after an action; what a machine raises is noted as a fault."""
+        """Return the world after an action; what a machine raises is noted as a fault.
+
+        Args:
+            action: one of those that are enabled.
+
+        Raises:
+            ValueError: there is no such action.
+        """
+        if action.name not in _NAMES:
+            raise ValueError(f"no such action: {action.name!r}")
         after = self.copy()
         try:
             after._act(action)
@@ -306,10 +315,8 @@ class World:
             case "text arrives":
                 row, self.texts = self.texts[0], self.texts[1:]
                 self._hear(row)
-            case "replica is lost":
-                self._lose()
             case _:
-                raise ValueError(f"no such action: {action.name!r}")
+                self._lose()
 
     def _leave(self, vid: Vid) -> None:
         self.callers[vid] = self.callers[vid]._replace(here=False)
@@ -406,4 +413,20 @@ def _subsets(vids: Sequence[Vid]) -> Iterator[tuple[Vid, ...]]:
         yield from combinations(vids, size)
 
 
+_NAMES: Final = frozenset(
+    {
+        "submit",
+        "send",
+        "leave",
+        "request arrives",
+        "abort arrives",
+        "overtaking abort arrives",
+        "launch",
+        "land",
+        "reject",
+        "row arrives",
+        "text arrives",
+        "replica is lost",
+    }
+)
 _LAUNCHABLE: Final = frozenset({SchedulerState.WAITING, SchedulerState.RUNNING})

@@ -1,0 +1,11 @@
+"""The `vidette` command.
+
+- `main`       the parser; the one place where errors become sentences and exit statuses
+- `serve`, `generate`, `pull`, `demo`   the subcommands
+- `_options`   options that several of them have
+- `_run`       an async program that a signal ends in order
+
+Importing this package imports neither torch nor a web server: `vidette --help` is quick.
+"""
+
+from vidette.cli.main import main as main

@@ -53,10 +53,10 @@ async def run_detokenizer(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(scheduler.run_writer)
         tasks.start_soon(front.run_writer)
-        await inward.receive_hello()
-        await outward.receive_hello()
-        outward.post(Ready(role="detokenizer"))
         try:
+            await inward.receive_hello()
+            await outward.receive_hello()
+            outward.post(Ready(role="detokenizer"))
             await _pump(inward, outward, Detokenizer(table))
         except LinkClosed:
             pass

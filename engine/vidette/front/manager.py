@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol, TypeVar
 
 import anyio
+import anyio.lowlevel
 from msgspec import Struct
 
 from vidette.errors import DuplicateRequest, EngineBroken, EngineClosed, Error, Overloaded, UsageError
@@ -177,6 +178,7 @@ class TokenizerManager:
         """Return the prompt as packed int32, in a column of its own."""
         if request.input_ids is not None:
             ids = check_ids(request.input_ids, self.info.vocab_size)
+            await anyio.lowlevel.checkpoint()  # so that a scope which has ended submits nothing
         else:
             text = request.text
             assert text is not None

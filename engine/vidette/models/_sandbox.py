@@ -31,8 +31,10 @@ from vidette.errors import ChatTemplateError
 _REMOVED_FILTERS: Final = ("center", "filesizeformat", "format", "pprint", "urlize", "wordwrap", "xmlattr")
 _REMOVED_GLOBALS: Final = ("lipsum", "cycler", "joiner")
 _REMOVED_STR_METHODS: Final = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
-# A width of four or more digits, or one taken from the arguments.
-_WIDE_FORMAT: Final = re.compile(r"\d{4}|\*|\{[^{}]*\{")
+# In % formats and in those of `format`: a width of four or more digits, or one taken from the arguments.
+_WIDE_FORMAT: Final = re.compile(
+    r"%(?:\([^)]*\))?[^%A-Za-z(]*(?:\d{4}|\*) | \{[^{}]*(?::[^{}]*\d{4}|\{)", re.VERBOSE
+)
 _MAX_INDENT: Final = 16
 _MAX_BITS: Final = 4096
 

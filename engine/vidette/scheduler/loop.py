@@ -144,15 +144,16 @@ class StepLoop:
         if ended is not None:
             self._end(ended, ABORTED, told)
             return
-        sequence = _Sequence(request)
-        if sequence.max_new_tokens == 0:
+        new_tokens = request.sampling_params.max_new_tokens
+        assert new_tokens is not None, "decoding has checked that the front set it"
+        total = len(request.token_ids) + new_tokens
+        if new_tokens == 0:
             self._end(self._machine.reject(vid), FinishReason("length", length=0), told)
-        elif sequence.blocks_needed > self._blocks.num_blocks:
-            tokens = self._blocks.num_blocks * BLOCK_SIZE
-            message = f"prompt and max_new_tokens need {sequence.total} tokens; the KV pool has {tokens}"
+        elif total > self.max_total_tokens:
+            message = f"prompt and max_new_tokens are {total} tokens; at most {self.max_total_tokens} fit"
             self._end(self._machine.reject(vid), FinishReason("error", message=message), told)
         else:
-            self._waiting[vid] = sequence
+            self._waiting[vid] = _Sequence(request)
 
     def _end(self, row: Row | None, reason: FinishReason, told: _Told) -> None:
         """Let go of everything a vid holds, if this is its ending row, and tell of it."""

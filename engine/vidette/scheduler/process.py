@@ -1,8 +1,9 @@
 """The scheduler's AnyIO shell: the link to the front, and one lifetime task per request.
 
-The task of a vid posts its request to the compute thread and waits until the thread says that the vid is
-over. An AbortReq cancels the task's scope; what then posts the abort to the thread is the task's synchronous
-`finally`. So does everything else that ends the task, such as the end of this process's task group.
+A request goes to the compute thread as it comes, and so does an abort, so that everything the front sends
+reaches the thread in the front's order. The task of a vid waits until the thread says that the vid is over;
+an AbortReq cancels its scope. Whatever else ends the task, such as the end of this process's task group, its
+synchronous `finally` posts the abort to the thread, unless that was done.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ async def run_scheduler(
     make_loop: Callable[[], StepLoop],
     incarnation: int = 0,
 ) -> None:
-    """Serve one front until it says shutdown or is gone.
+    """Serve one front until it says shutdown or is gone; a link that closes during the handshake ends it too.
 
     Args:
         front: the link to the front.
@@ -75,11 +76,15 @@ async def run_scheduler(
     down = Link(detokenizer, codec, role="scheduler", peer="detokenizer")
     up.post_hello(incarnation=incarnation)
     down.post_hello(incarnation=incarnation)
-    detokenizer.flush_nowait()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(front.run_writer)
-        await up.receive_hello()
-        await down.receive_hello()
+        try:
+            detokenizer.flush_nowait()
+            await up.receive_hello()
+            await down.receive_hello()
+        except LinkClosed:
+            tasks.cancel_scope.cancel()
+            return
         news: Mailbox[ThreadNews] = Mailbox()
         thread = ComputeThread(
             make_loop, Sink(detokenizer.detach()), codec, tell=news.post, clock=time.monotonic
@@ -164,9 +169,10 @@ class _Lives:
         vid = Vid(request.vid)
         if vid in self._lives:
             raise RemoteProtocolError(f"vid {vid} was sent twice")
-        # Registered here, before the task has run for the first time: an abort right behind finds it.
-        self._lives[vid] = _Life()
-        self._tasks.start_soon(self._live, request)
+        # Done here, before the task has run for the first time: an abort right behind finds it.
+        life = self._lives[vid] = _Life()
+        self._thread.post(request)
+        self._tasks.start_soon(self._live, vid, life)
 
     def abort(self, abort: AbortReq) -> None:
         """Cancel the task of a vid; pass on the abort of a vid that has none."""
@@ -174,7 +180,7 @@ class _Lives:
         if life is None:
             self._thread.post(abort)
         else:
-            life.abort = abort
+            life.leave(self._thread, abort)
             life.scope.cancel("aborted by the front")
 
     def end(self, vids: list[Vid]) -> None:
@@ -184,25 +190,27 @@ class _Lives:
             if life is not None:
                 life.over.set()
 
-    async def _live(self, request: TokenizedGenerateReqInput) -> None:
-        vid = Vid(request.vid)
-        life = self._lives[vid]
+    async def _live(self, vid: Vid, life: _Life) -> None:
         try:
             with life.scope:
-                self._thread.post(request)
                 await life.over.wait()
         finally:
             del self._lives[vid]
-            if not life.over.is_set():
-                self._thread.post(life.abort or AbortReq(vid=vid))
+            life.leave(self._thread, AbortReq(vid=vid))
 
 
 class _Life:
     """One request's scope in this process."""
 
-    __slots__ = ("abort", "over", "scope")
+    __slots__ = ("_left", "over", "scope")
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
         self.over = anyio.Event()
-        self.abort: AbortReq | None = None
+        self._left = False
+
+    def leave(self, thread: ComputeThread, abort: AbortReq) -> None:
+        """Post the abort, unless it was posted or the request is over."""
+        if not (self._left or self.over.is_set()):
+            self._left = True
+            thread.post(abort)

@@ -75,6 +75,8 @@ def _uniforms(chosen: list[int], rows: SampleRows) -> torch.Tensor:
 def _probabilities(logits: torch.Tensor, chosen: list[int], rows: SampleRows) -> torch.Tensor:
     """Return the distribution after temperature: float32 [len(chosen), V]."""
     temperatures = torch.tensor([rows.params[i].temperature for i in chosen], dtype=torch.float32)
+    # Beyond float32 is as good as its largest; by infinity, a masked token's -inf would become NaN.
+    temperatures.clamp_(max=torch.finfo(torch.float32).max)
     picked = logits[chosen]
     # A row that is not finite is refused by its caller; zeros keep its arithmetic quiet until then.
     picked = torch.where(torch.isnan(picked) | torch.isposinf(picked), 0.0, picked)

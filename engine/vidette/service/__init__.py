@@ -1,0 +1,19 @@
+"""The HTTP service: an ASGI app over one engine.
+
+- `app`        build_app(): the routes
+- `openai`     /v1/chat/completions and /v1/models
+- `native`     /generate, in the shape of SGLang's
+- `responses`  one exchange of request and answer, and the scope that ends with its client
+- `bodies`     reading a body within bounds
+- `fields`     JSON objects with fields that are honoured, refused or unknown
+- `errors`     the one shape of every error
+- `gate`       who is being answered, and whether more are let in
+- `limits`     every bound of the service
+- `_uvicorn`   a server for the app; the one module that knows asyncio
+
+The service sees the engine through its public API alone.
+"""
+
+from vidette.service.app import build_app as build_app
+from vidette.service.gate import Gate as Gate
+from vidette.service.limits import ServiceLimits as ServiceLimits

@@ -14,7 +14,7 @@ import argparse
 import sys
 import time
 from random import Random
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import anyio
 import msgspec
@@ -30,6 +30,10 @@ PROMPTS = 24
 """How many different requests a storm repeats, so that texts can be compared."""
 FOLLOWING_SECONDS = 120.0
 """How long the request after the storm may take."""
+
+
+Leave = Literal["never", "time", "deltas", "exception"]
+LEAVES: Final[tuple[Leave, ...]] = ("time", "deltas", "exception")
 
 
 class Outcome(Struct):
@@ -52,7 +56,7 @@ class Plan(NamedTuple):
 
     prompt: str
     params: SamplingParams
-    leave: Literal["never", "time", "deltas", "exception"]
+    leave: Leave
     after: float
 
 
@@ -135,7 +139,7 @@ def _plans(random: Random, requests: int, cancel: float, longest: int) -> list[P
         if random.random() >= cancel:
             plans.append(Plan(prompt, params, "never", 0))
             continue
-        leave = random.choice(["time", "deltas", "exception"])
+        leave = random.choice(LEAVES)
         after = random.choice([0.0, random.uniform(0, 0.05)]) if leave == "time" else random.randint(0, 6)
         plans.append(Plan(prompt, params, leave, after))
     return plans

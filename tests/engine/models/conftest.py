@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,17 @@ def real_source() -> ModelSource:
         return resolve(REAL_MODEL)
     except ModelError as exc:
         pytest.fail(str(exc))
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: with two, on a busy machine, each small product waits for the other thread."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

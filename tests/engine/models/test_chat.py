@@ -55,7 +55,7 @@ _PORTABLE = {
     "set block": "{% set x %}a{{ 1 }}{% endset %}{{ x }}{{ x | length }}",
     "filter": "{{ messages | map(attribute='role') | join(', ') | trim }}{{ 'a' | replace('a', 'bb') }}",
     "generation": "a{% generation %}b{{ 1 }}{% endgeneration %}c",
-    "format": "{{ '%s-%02d' % ('a', 7) }}{{ '{}:{:>4}'.format('b', 1) }}",
+    "format": "{{ '%s-%02d' % ('a', 7) }}{{ '{}:{:>4}'.format('b', 1) }}{{ 'in 2024: %d%% {}'.format(1) % 5 }}",
     "conditional loop": "{% for m in messages if m.role == 'user' %}{{ m.content }}{% else %}none{% endfor %}",
     "arithmetic": "{{ 2 ** 5 }}{{ 'ab' * 3 }}{{ [1] * 2 }}{{ 7 % 4 }}{{ 'a' + 'b' }}",
 }
@@ -152,6 +152,7 @@ _FLOODS = {
     "deep macro": "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
     "recursive loop": "{% for m in [1] recursive %}{{ loop([1, 2]) }}{% endfor %}",
     "percent width": "{{ '%999999999d' % 1 }}",
+    "percent name and width": "{{ '%(x)999999999d' % {'x': 1} }}",
     "percent star": "{{ '%*d' % (999999999, 1) }}",
     "format width": "{{ '{:>999999999}'.format(1) }}",
     "format nested width": "{{ '{:>{}}'.format(1, 999999999) }}",

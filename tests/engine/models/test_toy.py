@@ -69,7 +69,7 @@ def test_every_token_of_the_context_counts(
     changed = data.draw(st.integers(0, 259).filter(lambda token: token != tokens[place]))
     others = [*tokens[:place], changed, *tokens[place + 1 :]]
     # 1024 states: a change may by chance lead to the same one, but not for three continuations as well.
-    ends = ([], [1], [2, 3], [4, 5, 6])
+    ends: list[list[int]] = [[], [1], [2, 3], [4, 5, 6]]
     assert any(not torch.equal(logits_of(tokens + end), logits_of(others + end)) for end in ends)
 
 

@@ -1,0 +1,80 @@
+# `make help` says what there is. Everything lives in .venv, which is made on first use; stamps inside it make
+# a second run quick, and a changed pyproject.toml or constraints.txt installs again.
+
+PYTHON ?= python3
+MODEL ?= smollm2-135m-instruct
+
+VENV := .venv
+BIN := $(VENV)/bin
+FRESH := build/constraints
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
+# What is downloaded, built and installed, build backends included, is what constraints.txt says.
+INSTALL := $(PIP) install --constraint constraints.txt --build-constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test lint format constraints clean
+
+help:  ## say what there is
+	@sed -n 's/^\([a-z-]*\):.*## */  make \1	/p' $(firstword $(MAKEFILE_LIST))
+
+# --- for everybody -----------------------------------------------------------------
+
+demo: $(VENV)/.installed  ## set everything up, stream an answer through the HTTP service, stop it
+	@$(BIN)/vidette pull $(MODEL)
+	@$(BIN)/vidette demo --model $(MODEL)
+
+test: $(VENV)/.installed-dev  ## set everything up and run the tests
+	@$(BIN)/vidette pull $(MODEL)
+	$(BIN)/python -m pytest
+
+# --- for developers ----------------------------------------------------------------
+
+lint: $(VENV)/.installed-dev  ## check style, types and layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.installed-dev  ## format, and fix what can be fixed
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+# Torch stays: of that, only the release that was tested will do.
+constraints:  ## pin everything but torch anew, at its latest release
+	$(PYTHON) -m venv --clear $(FRESH)
+	grep '^torch==' constraints.txt > $(FRESH)/torch.txt
+	$(FRESH)/bin/python -m pip install --quiet --upgrade pip
+	$(FRESH)/bin/python -m pip install --quiet -c $(FRESH)/torch.txt hatchling editables --editable . --group dev
+	sed -n '/^#/p' constraints.txt > $(FRESH)/constraints.txt
+	$(FRESH)/bin/python -m pip freeze --all --exclude vidette | sed 's/+.*//' >> $(FRESH)/constraints.txt
+	mv $(FRESH)/constraints.txt constraints.txt
+	rm -r $(FRESH)
+
+clean:  ## delete .venv, caches and builds
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find engine protocol fuzz tests -name __pycache__ -prune -exec rm -rf {} +
+
+# --- what the targets above stand on -------------------------------------------------
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Vidette needs Python 3.11 or newer, and $(PYTHON) is %d.%d; name another one: make PYTHON=python3.12 ..." % v[:2])'
+	@$(PYTHON) -c 'import sys; sys.platform == "linux" or sys.exit("Vidette runs on Linux only for now, and this is %s." % sys.platform)'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The pip that comes with Python 3.11 knows neither --group nor --build-constraint.
+$(VENV)/.pip: $(VENV)/.created constraints.txt
+	$(PIP) install --constraint constraints.txt --upgrade pip
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.pip pyproject.toml constraints.txt
+	@echo "Installing Vidette and what it needs into $(VENV); torch makes this take a minute or more."
+	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.pip pyproject.toml constraints.txt
+	@echo "Installing Vidette, what it needs and what its tests need into $(VENV); this takes a minute or more."
+	$(INSTALL) --editable . --group dev
+	@touch $(VENV)/.installed $@

@@ -1,0 +1,53 @@
+"""Options that several subcommands have, and what they mean to an engine."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+ENGINE_OPTIONS = ("topology", "kv_tokens", "step_tokens", "max_running", "threads")
+
+
+def add_model_option(parser: argparse.ArgumentParser) -> None:
+    """Add --model."""
+    parser.add_argument(
+        "--model",
+        metavar="NAME|PATH",
+        help="a known model, the path of a .gguf file, or 'toy' (default: smollm2-135m-instruct)",
+    )
+
+
+def add_backend_option(parser: argparse.ArgumentParser) -> None:
+    """Add --backend."""
+    parser.add_argument(
+        "--backend",
+        choices=("asyncio", "trio"),
+        default="asyncio",
+        help="event loop library (default: asyncio)",
+    )
+
+
+def add_engine_options(parser: argparse.ArgumentParser, *, topology: str) -> None:
+    """Add the options that are fields of EngineConfig.
+
+    Args:
+        parser: of the subcommand.
+        topology: its default.
+    """
+    group = parser.add_argument_group("engine")
+    group.add_argument(
+        "--topology",
+        choices=("processes", "inline"),
+        default=topology,
+        help=f"three supervised processes, or all in one (default: {topology})",
+    )
+    group.add_argument("--kv-tokens", type=int, metavar="N", help="size of the KV pool in tokens")
+    group.add_argument("--step-tokens", type=int, metavar="N", help="most tokens computed in one step")
+    group.add_argument("--max-running", type=int, metavar="N", help="most requests computed at once")
+    group.add_argument("--threads", type=int, metavar="N", help="threads of the compute library")
+
+
+def engine_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what was given of the engine's options, for `open_engine()`."""
+    given = {name: getattr(options, name, None) for name in ("model", *ENGINE_OPTIONS)}
+    return {name: value for name, value in given.items() if value is not None}

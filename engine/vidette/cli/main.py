@@ -1,0 +1,62 @@
+"""`main()`: the `vidette` command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from vidette.cli import demo, generate, pull, serve
+from vidette.errors import Error, UsageError
+
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C ended: 128 and SIGINT."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaint is one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status: 0, 1 for a failure, 2 for bad usage, 130 for Ctrl-C.
+
+    Args:
+        argv: the arguments behind the program's name; None takes the process's.
+    """
+    try:
+        options = _make_parser().parse_args(argv)
+    except SystemExit as exit_:  # argparse has said why
+        return exit_.code if isinstance(exit_.code, int) else 2
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Error as error:
+        print(f"vidette: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="vidette", description="An LLM serving engine on structured concurrency.")
+    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(
+        name: str,
+        text: str,
+        command: Callable[[argparse.Namespace], int],
+        fill: Callable[[argparse.ArgumentParser], None],
+    ) -> None:
+        subparser = subparsers.add_parser(name, help=text, description=f"{text[:1].upper()}{text[1:]}.")
+        subparser.set_defaults(command=command)
+        fill(subparser)
+
+    add("serve", "serve a model over HTTP", serve.serve, serve.add_parser)
+    add("generate", "generate from one prompt", generate.generate, generate.add_parser)
+    add("pull", "get a known model", pull.pull, pull.add_parser)
+    add("demo", "serve a model, stream an answer from it, and stop", demo.demo, demo.add_parser)
+    return parser

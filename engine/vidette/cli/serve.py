@@ -1,0 +1,88 @@
+"""`vidette serve`: the HTTP service.
+
+Exit status: 0 after SIGINT or SIGTERM once it serves, 1 when the engine breaks, 2 for bad usage; 128 and the
+signal's number when a signal ends it before it serves, or a second one while it stops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+
+import anyio
+
+from vidette.api import Engine, open_engine
+from vidette.cli._options import add_backend_option, add_engine_options, add_model_option, engine_options
+from vidette.cli._run import Stop, run, say
+from vidette.errors import EngineBroken, UsageError
+
+
+def add_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `vidette serve`."""
+    add_model_option(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1)")
+    parser.add_argument(
+        "--port", type=int, default=8000, help="port; 0 takes any that is free (default: 8000)"
+    )
+    parser.add_argument(
+        "--allow-remote",
+        action="store_true",
+        help="allow a --host that other machines can reach; anybody there can then use the model",
+    )
+    parser.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="how long running requests may go on after a signal (default: 5)",
+    )
+    add_backend_option(parser)
+    add_engine_options(parser, topology="processes")
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Serve until a signal comes or the engine breaks; return the exit status."""
+    # Imported here: the other subcommands need no web server.
+    from vidette.service._uvicorn import bind  # noqa: PLC0415
+
+    if options.backend == "trio":
+        raise UsageError(
+            "vidette serve runs on asyncio only so far, as uvicorn does; leave out --backend trio"
+        )
+    if not 0 <= options.port < 1 << 16:
+        raise UsageError(f"port is {options.port}; it must be from 0 to 65535", param="port")
+    # Before the model is loaded: a port that is taken shows at once.
+    with bind(options.host, options.port, allow_remote=options.allow_remote) as sock:
+        return run(lambda stop: _serve(options, sock, stop), uvloop=True)
+
+
+async def _serve(options: argparse.Namespace, sock: socket.socket, stop: Stop) -> int:
+    from vidette.service import Gate, build_app  # noqa: PLC0415
+    from vidette.service._uvicorn import serving, url_of  # noqa: PLC0415
+
+    async with open_engine(**engine_options(options)) as engine:
+        gate = Gate()
+        app = build_app(engine, gate=gate)
+        async with serving(app, sock, gate=gate, drain_seconds=options.drain_seconds):
+            stop.take_over()
+            say(f"vidette serves {engine.info.name} on {url_of(sock)}")
+            broken = await _wait_end(engine, stop)
+    if broken is not None:
+        raise broken
+    return 0
+
+
+async def _wait_end(engine: Engine, stop: Stop) -> EngineBroken | None:
+    """Wait for a signal, or for the engine to break; return what broke it."""
+    broken: EngineBroken | None = None
+    async with anyio.create_task_group() as tasks:
+
+        async def wait_broken() -> None:
+            nonlocal broken
+            broken = await engine.wait_broken()
+            tasks.cancel_scope.cancel("the engine broke")
+
+        tasks.start_soon(wait_broken)
+        await stop.asked.wait()
+        tasks.cancel_scope.cancel("asked to stop")
+    return broken

@@ -1,0 +1,91 @@
+"""The one shape of every error: OpenAI's `{"error": {"message", "type", "param", "code"}}`.
+
+Status and `type` are those of the exception's class; nothing else decides them.
+"""
+
+from __future__ import annotations
+
+import math
+from http import HTTPStatus
+
+from msgspec import Struct
+
+from vidette.errors import Error, Overloaded, UsageError
+
+GENERIC = "the server failed on this request because of a bug, which its log tells about"
+"""What a client is told of a bug: its details are in the log, and nobody else's business."""
+
+
+class ErrorDetail(Struct, frozen=True):
+    """What went wrong.
+
+    Args:
+        message: a sentence for people.
+        type: whose fault it is, in OpenAI's words.
+        param: the field at fault, if it is one.
+        code: a short reason for programs, if there is one.
+    """
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(Struct, frozen=True):
+    """The body of every answer that is an error, and the last event of a stream that fails."""
+
+    error: ErrorDetail
+
+
+class BodyTooLarge(UsageError):  # noqa: N818  named like the engine's errors: the state, not "Error"
+    """The body is longer than `ServiceLimits.body_bytes`."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+class BodyTooSlow(UsageError):  # noqa: N818
+    """The body took longer than `ServiceLimits.body_seconds`."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+
+
+class WrongMediaType(UsageError):  # noqa: N818
+    """A page in a browser sent something that is not JSON."""
+
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+
+
+class ModelNotFound(UsageError):  # noqa: N818
+    """Another model is served than the one that was named."""
+
+    status = HTTPStatus.NOT_FOUND
+
+
+def body_of(error: Exception) -> ErrorBody:
+    """Return what a client is told of an error."""
+    if not isinstance(error, Error):
+        return ErrorBody(ErrorDetail(GENERIC, "internal_error"))
+    # What a caller wrote may be in the message, half a surrogate pair included, which JSON cannot hold.
+    message = str(error).encode(errors="replace").decode()
+    if isinstance(error, UsageError):
+        return ErrorBody(ErrorDetail(message, error.kind, error.param, error.code))
+    return ErrorBody(ErrorDetail(message, error.kind))
+
+
+def status_of(error: Exception) -> int:
+    """Return the HTTP status of an error."""
+    return error.status if isinstance(error, Error) else HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def headers_of(error: Exception) -> list[tuple[bytes, bytes]]:
+    """Return the headers that an error adds to its answer."""
+    if isinstance(error, Overloaded):
+        return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after)))]
+    return []
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return a value as an error message shows it: no longer than is useful."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."

@@ -1,0 +1,170 @@
+"""JSON objects of which every field is honoured, refused, or unknown; none is ignored.
+
+A field that other servers know and this one does not yet is *refused*: unless it has a value that asks for
+nothing, the answer says that it is not supported yet. So a request that is answered was honoured as a whole.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from vidette.errors import UsageError
+from vidette.service.errors import shown
+
+T = TypeVar("T", bound=Struct)
+V = TypeVar("V")
+
+NULL = b"null"
+LONGEST_NEUTRAL = 64
+"""Bytes of JSON above which a value is not decoded only to see whether it asks for nothing."""
+
+Neutral = tuple[object, ...]
+"""Values of a refused field that ask for nothing; null is always one."""
+
+
+class Fields(Generic[T]):
+    """Decodes JSON objects of one kind.
+
+    Args:
+        honoured: a struct of the fields that are honoured; null means the default where it has no None.
+        refused: fields that are not supported yet, with their neutral values.
+        nested: decoders of those honoured fields that are objects with refused fields of their own.
+    """
+
+    def __init__(
+        self,
+        honoured: type[T],
+        refused: Mapping[str, Neutral],
+        nested: Mapping[str, Fields[Any]] | None = None,
+    ) -> None:
+        self._honoured = honoured
+        self._refused = refused
+        self._nested = nested or {}
+        hints = typing.get_type_hints(honoured)
+        self._decoders = {name: msgspec.json.Decoder(hints[name]) for name in honoured.__struct_fields__}
+        fields = msgspec.structs.fields(honoured)
+        self._null_is_default = {
+            field.name
+            for field in fields
+            if not field.required and type(None) not in typing.get_args(hints[field.name])
+        }
+        # Values stay raw until their field's turn, so that nothing is built of what is refused or unknown.
+        raws = [(field.name, Raw) if field.required else (field.name, Raw, Raw()) for field in fields]
+        names = msgspec.defstruct(
+            "Names",
+            [*raws, *((name, Raw, Raw()) for name in refused)],
+            kw_only=True,
+            forbid_unknown_fields=True,
+        )
+        self._names: msgspec.json.Decoder[Any] = msgspec.json.Decoder(names)
+        self._names_of_many: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[names])  # type: ignore[valid-type]
+
+    def decode(self, data: bytes, where: str = "") -> T:
+        """Return an object of honoured fields.
+
+        Args:
+            data: JSON.
+            where: path of the object in the body, such as "messages[3]"; "" is the body itself.
+
+        Raises:
+            UsageError: it is not JSON, or not such an object; with the field at fault.
+        """
+        return self._settle(self._decode_names(self._names, data, where), where)
+
+    def decode_many(self, data: bytes, where: str, most: int) -> list[T]:
+        """Return the objects of a list of at most so many.
+
+        Raises:
+            UsageError: as `decode`, or they are more.
+        """
+        raws = self._decode_names(self._names_of_many, data, where)
+        if len(raws) > most:
+            raise UsageError(f"{where} has {len(raws)} items; at most {most} are accepted", param=where)
+        return [self._settle(raw, f"{where}[{place}]") for place, raw in enumerate(raws)]
+
+    def _settle(self, raws: Any, where: str) -> T:
+        for name, neutral in self._refused.items():
+            refuse_unless_neutral(join(where, name), bytes(getattr(raws, name)), neutral)
+        values = {}
+        for name, decoder in self._decoders.items():
+            raw = bytes(getattr(raws, name))
+            if not raw or (raw == NULL and name in self._null_is_default):
+                continue
+            path = join(where, name)
+            nested = self._nested.get(name)
+            values[name] = decode_value(decoder, raw, path) if nested is None else nested.decode(raw, path)
+        return self._honoured(**values)
+
+    def _decode_names(self, decoder: msgspec.json.Decoder[V], data: bytes, where: str) -> V:
+        try:
+            return decoder.decode(data)
+        except msgspec.ValidationError as error:
+            problem, _, inside = str(error).partition(" - at `$")
+            raise self._explain(problem, where + inside.removesuffix("`")) from None
+        except msgspec.DecodeError as error:
+            raise UsageError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+        except RecursionError:
+            raise UsageError("the body is nested too deeply", code="invalid_json") from None
+
+    def _explain(self, problem: str, where: str) -> UsageError:
+        what = where or "the body"
+        before, tick, rest = problem.partition("`")
+        name = rest.rpartition("`")[0]
+        if tick and before == "Object contains unknown field ":
+            known = ", ".join(self._decoders)
+            place = f" in {where}" if where else ""
+            return UsageError(
+                f"there is no field {shown(name)}{place}; the fields are {known}",
+                param=join(where, name)[:LONGEST_NEUTRAL],
+                code="unknown_field",
+            )
+        if tick and before == "Object missing required field ":
+            return UsageError(f"{what} has no field {name!r}, which is required", param=join(where, name))
+        return UsageError(f"{what} is not valid: {problem[:1].lower()}{problem[1:]}", param=where or None)
+
+
+def refuse_unless_neutral(path: str, raw: bytes, neutral: Neutral) -> None:
+    """Refuse a field that is not supported yet, unless it was not given or asks for nothing.
+
+    Raises:
+        UsageError: it asks for something.
+    """
+    if not raw or raw == NULL:
+        return
+    if len(raw) <= LONGEST_NEUTRAL:
+        value = msgspec.json.decode(raw)
+        # By type as well: true is no 1.
+        if any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral):
+            return
+    only = f"; only {' or '.join(map(_json, neutral))} is accepted" if neutral else ""
+    raise UsageError(f"{path} is not supported yet{only}", param=path, code="unsupported_field")
+
+
+def decode_value(decoder: msgspec.json.Decoder[V], raw: bytes, path: str) -> V:
+    """Return one value.
+
+    Raises:
+        UsageError: it has not the right type; says where in it, and what would be right.
+    """
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        problem, _, inside = str(error).partition(" - at `$")
+        place = path + inside.removesuffix("`")
+        raise UsageError(f"{place} is not valid: {problem[:1].lower()}{problem[1:]}", param=path) from None
+    except RecursionError:
+        raise UsageError(f"{path} is nested too deeply", param=path, code="invalid_json") from None
+
+
+def join(where: str, name: str) -> str:
+    """Return the path of a field."""
+    return f"{where}.{name}" if where else name
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,23 @@
+"""`ServiceLimits`: every bound of the service, with its default, in one table."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class ServiceLimits(Struct, frozen=True, kw_only=True):
+    """Bounds on what a client can make the service hold or wait for.
+
+    Args:
+        body_bytes: longest body; a longer one is refused with 413 while it is read.
+        body_seconds: longest time a body may take to arrive; then 408.
+        messages: most messages of a conversation.
+        health_seconds: longest time the heartbeat of `GET /health` may take; then 503.
+        parting_seconds: longest time the last words to a client may take whose answer the server cut short.
+    """
+
+    body_bytes: int = 8 * 1024 * 1024
+    body_seconds: float = 60.0
+    messages: int = 4096
+    health_seconds: float = 5.0
+    parting_seconds: float = 1.0

@@ -1,0 +1,68 @@
+"""The import rules hold, and each of them notices when it is broken."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOTS = ("engine", "protocol", "fuzz")
+
+TAMPERED = {
+    "protocol": ("vidette_protocol.ids", "time"),
+    "pure": ("vidette.scheduler.blocks", "torch"),
+    "compute": ("vidette.models.llama", "anyio"),
+    "thread": ("vidette.scheduler.compute", "trio"),
+    "torch": ("vidette.front.stream", "vidette.scheduler.policy"),
+    "service": ("vidette.service", "vidette.front.manager"),
+    "kit": ("vidette.api", "vidette_fuzz.stories"),
+    "hypothesis": ("vidette.cli", "hypothesis"),
+    "layers": ("vidette.errors", "vidette.config"),
+}
+"""For each contract an import that it must notice: (module, what it imports)."""
+
+
+def lint_imports(sources: Path, config: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(str(sources / root) for root in ROOTS)
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as main; main()"]
+    return subprocess.run(
+        [*command, str(config), "--no-cache", "--no-logo"],
+        env=os.environ | {"PYTHONPATH": path, "COLUMNS": "300"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_import_rules_hold(root: Path) -> None:
+    done = lint_imports(root, root / "pyproject.toml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_import_rule_can_be_broken(root: Path, tmp_path: Path, pyproject: dict[str, Any]) -> None:
+    contracts = pyproject["tool"]["importlinter"]["contracts"]
+    assert list(TAMPERED) == [contract["id"] for contract in contracts]
+    for name in ROOTS:
+        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "engine/vidette/stray.py").touch()
+    for module, imported in TAMPERED.values():
+        file = find_module(tmp_path, module)
+        file.write_text(file.read_text() + f"\nimport {imported}\n")
+
+    done = lint_imports(tmp_path, root / "pyproject.toml")
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    for contract in contracts:
+        assert f"{contract['name']} BROKEN" in done.stdout, done.stdout
+        module, imported = TAMPERED[contract["id"]]
+        assert f"{module} -> {imported} " in done.stdout, done.stdout
+    assert "vidette.stray" in done.stdout, "a module that has no layer is not noticed"
+
+
+def find_module(sources: Path, module: str) -> Path:
+    name = module.replace(".", "/")
+    found = [path for root in ROOTS for path in (sources / root / f"{name}.py", sources / root / name / "__init__.py")]
+    return next(path for path in found if path.exists())

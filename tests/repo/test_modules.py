@@ -1,0 +1,60 @@
+"""What holds for every module: a size one can read at a sitting, a first sentence, nothing left to do."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+MAX_LINES = 500
+"""A longer module says in its first comment or docstring why it is one file, and is listed below."""
+
+LONG_MODULES: frozenset[str] = frozenset()
+"""Paths from the root of the checkout."""
+
+# Spelled so that this file does not find itself.
+UNFINISHED = re.compile(r"\b(?:TO" "DO|FIX" "ME|XX" r"X|HA" r"CK)\b")
+
+
+def test_long_modules_say_why(root: Path, modules: list[Path]) -> None:
+    long = {}
+    for path in modules:
+        text = path.read_text()
+        if text.count("\n") > MAX_LINES:
+            long[path.relative_to(root).as_posix()] = text
+    assert long.keys() == LONG_MODULES
+    for name, text in long.items():
+        assert "one file" in first_words(text), f"{name} does not say why it is one file"
+
+
+def first_words(text: str) -> str:
+    """Return the docstring, or the comment that the module opens with."""
+    comment = re.match(r"(?:#.*\n)*", text)
+    return (comment.group() if comment else "") + (ast.get_docstring(ast.parse(text)) or "")
+
+
+def test_every_module_opens_with_a_sentence(root: Path, product: list[Path]) -> None:
+    silent = [
+        path.relative_to(root).as_posix()
+        for path in product
+        if not (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0].rstrip().endswith((".", "!", ":", "`"))
+    ]
+    assert not silent
+
+
+@pytest.mark.parametrize("pattern", ["engine/**/*.py", "protocol/**/*.py", "fuzz/**/*.py", "tests/**/*.py", "docs/**/*.md", "Makefile", "*.md", "*.toml"])
+def test_nothing_is_left_to_do(root: Path, pattern: str) -> None:
+    found = [
+        f"{path.relative_to(root)}:{number}: {line.strip()}"
+        for path in sorted(root.glob(pattern))
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if UNFINISHED.search(line)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("package", ["engine/vidette", "protocol/vidette_protocol", "fuzz/vidette_fuzz"])
+def test_packages_are_typed(root: Path, package: str) -> None:
+    assert (root / package / "py.typed").is_file()
