@@ -90,6 +90,11 @@ class LifecycleMachine(RuleBasedStateMachine):
         return [action for action in self._singles if action.name == name]
 
     @property
+    def in_flight(self) -> list[Action]:
+        """What the links can bring next."""
+        return [action for action in self._singles if action.name.endswith(" arrives")]
+
+    @property
     def anything(self) -> bool:
         """Whether anything can happen next."""
         return bool(self._singles or self.world.launchable or self.world.batch)
@@ -152,6 +157,13 @@ class LifecycleMachine(RuleBasedStateMachine):
     def text_arrives(self) -> None:
         """A row reaches the front."""
         self.happen("text arrives")
+
+    @precondition(lambda machine: bool(machine.in_flight))
+    @rule()
+    def all_arrives(self) -> None:
+        """All that is in flight reaches where it goes, and what comes of it too; so histories get further."""
+        while (flying := self.in_flight) and not self.world.faults:
+            self.happen(flying[0].name)
 
     # --- the scheduler ---------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from vidette_protocol.world import Bounds, Parts
 
 # Shrinking is off: a mutant is to be caught, not to be explained, and that takes minutes.
 GENERATE = settings(
-    max_examples=400,
+    max_examples=1000,
     stateful_step_count=80,
     phases=[Phase.generate],
     derandomize=True,
@@ -48,7 +48,7 @@ def ticking() -> Callable[[], float]:
 )
 def test_every_rule_holds_in_large_worlds(bounds: Bounds) -> None:
     """No history of up to a dozen requests breaks a rule, and each can be brought to its end."""
-    run_state_machine_as_test(lifecycle_machine(bounds=bounds), settings=settings(GENERATE, max_examples=100))
+    run_state_machine_as_test(lifecycle_machine(bounds=bounds), settings=settings(GENERATE, max_examples=60))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)

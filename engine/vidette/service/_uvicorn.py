@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 import anyio
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vidette._groups import Body, bare
 from vidette.errors import UsageError
@@ -22,6 +23,11 @@ from vidette.service.gate import Gate
 
 KEEP_ALIVE_SECONDS = 5
 """How long a connection may be idle."""
+HEAD_BYTES = 64 * 1024
+"""Longest request line and headers together, give or take what one read brings."""
+HEAD_TOO_LONG = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+)
 CLOSING_SECONDS = 2
 """How long connections have to take what was sent to them, once the server has stopped."""
 
@@ -78,7 +84,7 @@ async def serving(
     """
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=_Protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -110,6 +116,37 @@ async def serving(
                 finally:
                     gate.cancel()
                     server.should_exit = True
+
+
+class _Protocol(HttpToolsProtocol):
+    """HTTP/1.1 of uvicorn's, with a bound on heads: httptools collects a header however long it gets."""
+
+    _unfinished = 0
+    """Bytes that have come since a head, a piece of a body or a request was last complete."""
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser, and close the connection if it only ever swallows."""
+        self._unfinished += len(data)
+        super().data_received(data)
+        if self._unfinished > HEAD_BYTES and not self.transport.is_closing():
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.write(HEAD_TOO_LONG)
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        """Note that a head is complete."""
+        self._unfinished = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Note that a piece of a body is."""
+        self._unfinished = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note that a request is."""
+        self._unfinished = 0
+        super().on_message_complete()
 
 
 class _Server(uvicorn.Server):

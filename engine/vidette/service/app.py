@@ -17,6 +17,7 @@ from vidette.errors import EngineBroken
 from vidette.service.errors import ErrorBody, ErrorDetail
 from vidette.service.gate import Gate
 from vidette.service.limits import ServiceLimits
+from vidette.service.native import Native
 from vidette.service.openai import OpenAI
 from vidette.service.responses import Answer, Endpoint, Exchange
 
@@ -36,6 +37,7 @@ def build_app(
     """
     inside = gate if gate is not None else Gate()
     openai = OpenAI(engine, limits)
+    native = Native(engine)
     health = Health(engine, limits)
 
     def route(path: str, method: str, answer: Answer) -> Route:
@@ -44,6 +46,7 @@ def build_app(
     app = Starlette(
         routes=[
             route("/health", "GET", health.answer),
+            route("/generate", "POST", native.generate),
             route("/v1/chat/completions", "POST", openai.chat_completions),
             route("/v1/models", "GET", openai.list_models),
             route("/v1/models/{id:path}", "GET", openai.show_model),

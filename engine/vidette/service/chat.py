@@ -9,13 +9,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-import msgspec
 from msgspec import Raw, Struct
 
 from vidette import GenerateReqInput, SamplingParams
 from vidette.errors import UsageError
 from vidette.service.errors import shown
-from vidette.service.fields import Fields, Neutral, decode_value
+from vidette.service.fields import Fields, Neutral, reader_of
 from vidette.service.limits import ServiceLimits
 
 PARTS: Final = 4096
@@ -171,11 +170,11 @@ LATER_ROLES: Final = frozenset({"tool", "function"})
 _BODY = Fields(
     ChatRequest,
     REFUSED,
-    nested={"stream_options": Fields(StreamOptions, STREAM_OPTIONS_REFUSED)},
+    readers={"stream_options": Fields(StreamOptions, STREAM_OPTIONS_REFUSED).decode},
 )
 _MESSAGE = Fields(Message, MESSAGE_REFUSED)
 _PART = Fields(Part, PART_REFUSED)
-_TEXT = msgspec.json.Decoder(str)
+_read_text = reader_of(str)
 
 
 def read_chat(body: bytes, limits: ServiceLimits) -> tuple[ChatRequest, list[dict[str, str]]]:
@@ -245,7 +244,8 @@ def _read_content(raw: bytes, where: str) -> str:
     if raw.startswith(b"["):
         parts = _PART.decode_many(raw, where, PARTS)
         return "".join(_read_part(part, f"{where}[{place}]") for place, part in enumerate(parts))
-    return decode_value(_TEXT, raw, where)
+    text: str = _read_text(raw, where)
+    return text
 
 
 def _read_part(part: Part, where: str) -> str:

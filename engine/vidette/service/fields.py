@@ -7,7 +7,8 @@ nothing, the answer says that it is not supported yet. So a request that is answ
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -25,6 +26,8 @@ LONGEST_NEUTRAL = 64
 
 Neutral = tuple[object, ...]
 """Values of a refused field that ask for nothing; null is always one."""
+Reader = Callable[[bytes, str], Any]
+"""Returns the value that JSON at a path stands for, or raises UsageError."""
 
 
 class Fields(Generic[T]):
@@ -33,20 +36,20 @@ class Fields(Generic[T]):
     Args:
         honoured: a struct of the fields that are honoured; null means the default where it has no None.
         refused: fields that are not supported yet, with their neutral values.
-        nested: decoders of those honoured fields that are objects with refused fields of their own.
+        readers: what reads the value of a field where its type does not say it all.
     """
 
     def __init__(
         self,
         honoured: type[T],
         refused: Mapping[str, Neutral],
-        nested: Mapping[str, Fields[Any]] | None = None,
+        readers: Mapping[str, Reader] | None = None,
     ) -> None:
         self._honoured = honoured
         self._refused = refused
-        self._nested = nested or {}
         hints = typing.get_type_hints(honoured)
-        self._decoders = {name: msgspec.json.Decoder(hints[name]) for name in honoured.__struct_fields__}
+        self._readers = {name: reader_of(hints[name]) for name in honoured.__struct_fields__}
+        self._readers.update(readers or {})
         fields = msgspec.structs.fields(honoured)
         self._null_is_default = {
             field.name
@@ -89,15 +92,13 @@ class Fields(Generic[T]):
 
     def _settle(self, raws: Any, where: str) -> T:
         for name, neutral in self._refused.items():
-            refuse_unless_neutral(join(where, name), bytes(getattr(raws, name)), neutral)
+            if raw := bytes(getattr(raws, name)):
+                refuse_unless_neutral(join(where, name), raw, neutral)
         values = {}
-        for name, decoder in self._decoders.items():
+        for name, read in self._readers.items():
             raw = bytes(getattr(raws, name))
-            if not raw or (raw == NULL and name in self._null_is_default):
-                continue
-            path = join(where, name)
-            nested = self._nested.get(name)
-            values[name] = decode_value(decoder, raw, path) if nested is None else nested.decode(raw, path)
+            if raw and not (raw == NULL and name in self._null_is_default):
+                values[name] = read(raw, join(where, name))
         return self._honoured(**values)
 
     def _decode_names(self, decoder: msgspec.json.Decoder[V], data: bytes, where: str) -> V:
@@ -116,7 +117,7 @@ class Fields(Generic[T]):
         before, tick, rest = problem.partition("`")
         name = rest.rpartition("`")[0]
         if tick and before == "Object contains unknown field ":
-            known = ", ".join(self._decoders)
+            known = ", ".join(self._readers)
             place = f" in {where}" if where else ""
             return UsageError(
                 f"there is no field {shown(name)}{place}; the fields are {known}",
@@ -129,36 +130,40 @@ class Fields(Generic[T]):
 
 
 def refuse_unless_neutral(path: str, raw: bytes, neutral: Neutral) -> None:
-    """Refuse a field that is not supported yet, unless it was not given or asks for nothing.
+    """Refuse a field that is not supported yet, unless it asks for nothing.
 
     Raises:
         UsageError: it asks for something.
     """
-    if not raw or raw == NULL:
+    if raw == NULL:
         return
     if len(raw) <= LONGEST_NEUTRAL:
-        value = msgspec.json.decode(raw)
-        # By type as well: true is no 1.
-        if any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral):
-            return
+        with suppress(msgspec.ValidationError):  # a number too large for any type
+            value = msgspec.json.decode(raw)
+            # By type as well: true is no 1.
+            if any(
+                value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral
+            ):
+                return
     only = f"; only {' or '.join(map(_json, neutral))} is accepted" if neutral else ""
     raise UsageError(f"{path} is not supported yet{only}", param=path, code="unsupported_field")
 
 
-def decode_value(decoder: msgspec.json.Decoder[V], raw: bytes, path: str) -> V:
-    """Return one value.
+def reader_of(type_: Any) -> Reader:
+    """Return a reader of values of a type, which says where a value is not what it should be."""
+    decoder = msgspec.json.Decoder(type_)
 
-    Raises:
-        UsageError: it has not the right type; says where in it, and what would be right.
-    """
-    try:
-        return decoder.decode(raw)
-    except msgspec.ValidationError as error:
-        problem, _, inside = str(error).partition(" - at `$")
-        place = path + inside.removesuffix("`")
-        raise UsageError(f"{place} is not valid: {problem[:1].lower()}{problem[1:]}", param=path) from None
-    except RecursionError:
-        raise UsageError(f"{path} is nested too deeply", param=path, code="invalid_json") from None
+    def read(raw: bytes, path: str) -> Any:
+        try:
+            return decoder.decode(raw)
+        except msgspec.ValidationError as error:
+            problem, _, inside = str(error).partition(" - at `$")
+            place = path + inside.removesuffix("`")
+            raise UsageError(
+                f"{place} is not valid: {problem[:1].lower()}{problem[1:]}", param=path
+            ) from None
+
+    return read
 
 
 def join(where: str, name: str) -> str:

@@ -30,7 +30,7 @@ class FrameReader:
         max_frame: longest frame that is accepted.
     """
 
-    __slots__ = ("_end", "_frames", "_large", "_large_end", "_large_length", "_max_frame", "_shared")
+    __slots__ = ("_end", "_fault", "_frames", "_large", "_large_end", "_large_length", "_max_frame", "_shared")
 
     def __init__(self, max_frame: int) -> None:
         self._max_frame = max_frame
@@ -40,6 +40,7 @@ class FrameReader:
         self._large_end = 0
         self._large_length = 0
         self._frames: deque[bytes | bytearray] = deque()
+        self._fault: str | None = None
 
     def buffer(self) -> memoryview:
         """Return the memory to receive into next; never empty. Release it before `advance()`."""
@@ -51,11 +52,7 @@ class FrameReader:
         return memoryview(self._large)[self._large_end :]
 
     def advance(self, count: int) -> None:
-        """Report that `count` bytes were put into the buffer.
-
-        Raises:
-            RemoteProtocolError: the other side announces a frame longer than is accepted.
-        """
+        """Report that `count` bytes were put into the buffer."""
         if self._large is None:
             self._end += count
             self._split()
@@ -66,8 +63,16 @@ class FrameReader:
                 self._large = None
 
     def pop(self) -> bytes | bytearray | None:
-        """Return the next complete frame, or None."""
-        return self._frames.popleft() if self._frames else None
+        """Return the next complete frame, or None.
+
+        Raises:
+            RemoteProtocolError: the other side announces a frame longer than is accepted; from then on.
+        """
+        if self._frames:
+            return self._frames.popleft()
+        if self._fault is not None:
+            raise RemoteProtocolError(self._fault)
+        return None
 
     @property
     def partial(self) -> bool:
@@ -79,9 +84,9 @@ class FrameReader:
         while self._end - start >= HEADER.size:
             (length,) = HEADER.unpack_from(self._shared, start)
             if length > self._max_frame:
-                raise RemoteProtocolError(
-                    f"a frame of {length} bytes is announced; {self._max_frame} is the limit"
-                )
+                # Told when the frames before it are taken, however the bytes came in pieces.
+                self._fault = f"a frame of {length} bytes is announced; {self._max_frame} is the limit"
+                return
             body = start + HEADER.size
             if HEADER.size + length > RECEIVE_BYTES:
                 self._large = self._shared[body : self._end]

@@ -1,0 +1,107 @@
+"""What the reference pages say is what the code does."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from vidette import EngineConfig
+from vidette.service import ServiceLimits
+from vidette_protocol import Limits
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LIMITS = ROOT / "docs/reference/limits.md"
+
+NO_LIMITS = {"model", "topology", "threads", "front_id"}
+"""Options of an engine that bound nothing."""
+
+
+def shown(name: str, value: float) -> str:
+    """Return a default as the page writes it."""
+    if "bytes" in name.lower():
+        for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+            if value % size == 0:
+                return f"{value // size} {unit}"
+    return f"{value:g} s" if isinstance(value, float) else str(value)
+
+
+def rows(section: str) -> Iterator[tuple[str, str, str]]:
+    """Yield name, default and file of each row of a section of the limits page."""
+    text = LIMITS.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    found = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \| `([^`]+)` \|$", text, re.MULTILINE)
+    assert len(found) == text.count("\n| `"), f"a row of {section!r} has not four columns"
+    yield from found
+
+
+def defaults(section: str) -> dict[str, str]:
+    return {name: default for name, default, _ in rows(section)}
+
+
+def test_limits_of_the_protocol() -> None:
+    assert defaults("Of the protocol") == {k: shown(k, v) for k, v in Limits()._asdict().items()}
+
+
+def test_limits_of_an_engine() -> None:
+    config = msgspec.structs.asdict(EngineConfig())
+    assert defaults("Of an engine") == {k: shown(k, v) for k, v in config.items() if k not in NO_LIMITS}
+
+
+def test_limits_of_the_service() -> None:
+    limits = msgspec.structs.asdict(ServiceLimits())
+    assert defaults("Of the HTTP service") == {k: shown(k, v) for k, v in limits.items()}
+
+
+def test_limits_inside() -> None:
+    for name, default, file in rows("Inside"):
+        assert shown(name, constant(ROOT / file, name)) == default, name
+
+
+def constant(path: Path, name: str) -> float:
+    """Return a number that a module defines at its top, without importing it."""
+    for node in ast.parse(path.read_text()).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and target.id == name:
+            value = getattr(node, "value", None)
+            assert isinstance(value, ast.expr)
+            number: float = eval(compile(ast.Expression(value), str(path), "eval"), {"__builtins__": {}})
+            return number
+    raise LookupError(f"{path} defines no {name}")
+
+
+@pytest.mark.parametrize("section", ["Of the protocol", "Of an engine", "Of the HTTP service", "Inside"])
+def test_limits_are_decided_where_the_page_says(section: str) -> None:
+    for name, _, file in rows(section):
+        assert re.search(rf"\b{name}\b", (ROOT / file).read_text()), f"{file} does not mention {name}"
+
+
+def test_lifecycle_page_is_drawn_from_the_tables() -> None:
+    page = (ROOT / "docs/reference/lifecycle.md").read_text()
+    assert page == runpy.run_path(str(ROOT / "docs/make_reference.py"))["fill"](page), "run `make reference`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not target.startswith("https://"):
+            path, _, _ = target.partition("#")
+            assert (page.parent / path).exists(), f"{page.name} links to {target}"
+
+
+def test_every_page_can_be_reached() -> None:
+    reached: set[Path] = set()
+    queue = [ROOT / "README.md"]
+    while queue:
+        page = queue.pop().resolve()
+        if page not in reached and page.suffix == ".md":
+            reached.add(page)
+            queue += [page.parent / link.partition("#")[0] for link in re.findall(r"\]\(([^)\s:]+)\)", page.read_text())]
+    fragments = {page for page in PAGES if page.parent.name == "changes" and page.name != "README.md"}
+    assert set(PAGES) - fragments <= reached
