@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 MODEL ?= smollm2-135m-instruct
+SECONDS ?= 60
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ INSTALL := $(PIP) install --constraint constraints.txt --build-constraint constr
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint format constraints clean
+.PHONY: help demo test lint format fuzz reference constraints clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## */  make \1	/p' $(firstword $(MAKEFILE_LIST))
@@ -22,11 +23,10 @@ help:  ## say what there is
 # --- for everybody -----------------------------------------------------------------
 
 demo: $(VENV)/.installed  ## set everything up, stream an answer through the HTTP service, stop it
-	@$(BIN)/vidette pull $(MODEL)
-	@$(BIN)/vidette demo --model $(MODEL)
+	$(BIN)/vidette demo --model $(MODEL)
 
 test: $(VENV)/.installed-dev  ## set everything up and run the tests
-	@$(BIN)/vidette pull $(MODEL)
+	$(BIN)/vidette pull smollm2-135m-instruct
 	$(BIN)/python -m pytest
 
 # --- for developers ----------------------------------------------------------------
@@ -41,12 +41,18 @@ format: $(VENV)/.installed-dev  ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
+fuzz: $(VENV)/.installed-dev  ## try to break the protocol for SECONDS=60
+	$(BIN)/python fuzz/run.py --seconds $(SECONDS)
+
+reference: $(VENV)/.installed  ## draw the generated parts of docs/reference anew
+	$(BIN)/python docs/make_reference.py
+
 # Torch stays: of that, only the release that was tested will do.
 constraints:  ## pin everything but torch anew, at its latest release
 	$(PYTHON) -m venv --clear $(FRESH)
 	grep '^torch==' constraints.txt > $(FRESH)/torch.txt
 	$(FRESH)/bin/python -m pip install --quiet --upgrade pip
-	$(FRESH)/bin/python -m pip install --quiet -c $(FRESH)/torch.txt hatchling editables --editable . --group dev
+	$(FRESH)/bin/python -m pip install --quiet -c $(FRESH)/torch.txt editables --editable . --group dev
 	sed -n '/^#/p' constraints.txt > $(FRESH)/constraints.txt
 	$(FRESH)/bin/python -m pip freeze --all --exclude vidette | sed 's/+.*//' >> $(FRESH)/constraints.txt
 	mv $(FRESH)/constraints.txt constraints.txt

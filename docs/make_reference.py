@@ -32,9 +32,8 @@ def diagram(table: Mapping[tuple[State, Event], State], *, first: State, begin: 
     for (state, event), after in table.items():
         labels.setdefault((state.name, after.name), []).append(event.value)
     lines = [f"    [*] --> {first.name}: {begin}"]
-    for (state, after), events in labels.items():
-        target = "[*]" if after == "OVER" else after
-        lines.append(f"    {state} --> {target}: {', '.join(events)}")
+    for (source, target), events in labels.items():
+        lines.append(f"    {source} --> {'[*]' if target == 'OVER' else target}: {', '.join(events)}")
     return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])
 
 

@@ -11,7 +11,7 @@ import secrets
 import sys
 import time
 
-from vidette_fuzz.explore import LONG_CONFIGURATIONS, explore_all
+from vidette_fuzz.explore import LONG_CONFIGURATIONS, explore
 from vidette_fuzz.frames import run_codec
 from vidette_fuzz.machines import run_lifecycle
 
@@ -25,20 +25,23 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of histories and frames (default: drawn, and said)")
     options = parser.parse_args()
     seed = secrets.randbelow(1 << 32) if options.seed is None else options.seed
-    print(f"seed {seed}")
+    print(f"seed {seed}", flush=True)
     share = options.seconds / 3
-    found = [*explore(share), *walk(share, seed), *tamper(share, seed)]
+    found = [*search(share), *walk(share, seed), *tamper(share, seed)]
     for story in found:
         print(f"\n{story}")
     return 1 if found else 0
 
 
-def explore(seconds: float) -> list[str]:
-    """Explore what is too large for every push, smallest first."""
+def search(seconds: float) -> list[str]:
+    """Explore what is too large for every push; the time is shared out."""
     found = []
-    for name, exploration in explore_all(seconds, configurations=LONG_CONFIGURATIONS):
-        seen = "all" if exploration.complete else "not all"
-        print(f"explored {name}: {exploration.states} states, {seen} there are, to depth {exploration.depth}")
+    end = time.monotonic() + seconds
+    for place, (name, bounds) in enumerate(LONG_CONFIGURATIONS.items()):
+        left = max(0.0, end - time.monotonic())
+        exploration = explore(bounds=bounds, budget_s=left / (len(LONG_CONFIGURATIONS) - place))
+        reach = "all of them" if exploration.complete else f"to depth {exploration.depth}"
+        print(f"explored {name}: {exploration.states} states, {reach}", flush=True)
         if exploration.violation is not None:
             found.append(str(exploration.violation))
     return found
@@ -47,7 +50,7 @@ def explore(seconds: float) -> list[str]:
 def walk(seconds: float, seed: int) -> list[str]:
     """Walk random histories."""
     report = run_lifecycle(seconds=seconds, seed=seed)
-    print(f"walked {report.histories} histories")
+    print(f"walked {report.histories} histories", flush=True)
     return [str(violation) for violation in report.violations]
 
 

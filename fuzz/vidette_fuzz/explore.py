@@ -26,20 +26,21 @@ CONFIGURATIONS: Final[Mapping[str, Bounds]] = MappingProxyType(
         "reuse after acknowledgement": Bounds(rids=1, uses=3, tokens=2, reuse_at_once=False),
         "two rids": Bounds(rids=2, uses=2, tokens=2),
         "reuse at once": Bounds(rids=1, uses=3, tokens=2),
+        "everything": Bounds(rids=2, uses=2, tokens=2, split_senders=True, chunks=1, losses=1),
     }
 )
 """Worlds small enough to explore on every push, smallest first."""
 
 LONG_CONFIGURATIONS: Final[Mapping[str, Bounds]] = MappingProxyType(
     {
-        "reuse at once, long": Bounds(rids=1, uses=3, tokens=3),
-        "split senders, long": Bounds(rids=1, uses=3, tokens=2, split_senders=True),
-        "everything, two uses": Bounds(rids=2, uses=2, tokens=2, split_senders=True, chunks=1, losses=1),
-        "two rids, long": Bounds(rids=2, uses=3, tokens=1),
-        "reuse at once, four uses": Bounds(rids=1, uses=4, tokens=2),
+        "reuse at once, more tokens": Bounds(rids=1, uses=3, tokens=3),
+        "split senders, more uses": Bounds(rids=1, uses=3, tokens=2, split_senders=True),
+        "reuse at once, more uses": Bounds(rids=1, uses=4, tokens=2),
+        "two rids, more uses": Bounds(rids=2, uses=3, tokens=2),
+        "everything, more uses": Bounds(rids=2, uses=3, tokens=2, split_senders=True, chunks=1, losses=1),
     }
 )
-"""Worlds for long runs, minutes to hours each."""
+"""Worlds for long runs: a minute each, the last hours and some GiB of memory."""
 
 Clock = Callable[[], float]
 

@@ -72,14 +72,16 @@ def tell(before: World, action: Action, after: World) -> str:
         case "row arrives":
             return f"{_row(before.rows[0])} reaches the detokenizer"
         case "text arrives":
-            heard = [vid for vid, then in before.callers.items() if after.callers[vid] != then]
+            heard = _who_heard(before, after)
             who = f"the caller of {_vids(heard)} hears it" if heard else "nobody hears it"
             return f"{_row(before.texts[0])} reaches the front; {who}"
-        case "replica is lost":
-            told = [vid for vid, then in before.callers.items() if after.callers[vid] != then]
-            return "scheduler and detokenizer die" + (f"; told: {_vids(told)}" if told else "")
         case _:
-            return str(action)
+            told = _who_heard(before, after)
+            return "scheduler and detokenizer die" + (f"; told: {_vids(told)}" if told else "")
+
+
+def _who_heard(before: World, after: World) -> list[Vid]:
+    return [vid for vid, then in before.callers.items() if after.callers[vid] != then]
 
 
 def _says(before: World, after: World) -> str:

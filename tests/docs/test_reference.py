@@ -23,12 +23,12 @@ NO_LIMITS = {"model", "topology", "threads", "front_id"}
 """Options of an engine that bound nothing."""
 
 
-def shown(name: str, value: float) -> str:
+def shown(name: str, value: object) -> str:
     """Return a default as the page writes it."""
     if "bytes" in name.lower():
-        for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-            if value % size == 0:
-                return f"{value // size} {unit}"
+        assert isinstance(value, int)
+        unit, size = ("MiB", 1 << 20) if value % (1 << 20) == 0 else ("KiB", 1 << 10)
+        return f"{value // size} {unit}"
     return f"{value:g} s" if isinstance(value, float) else str(value)
 
 
@@ -102,6 +102,7 @@ def test_every_page_can_be_reached() -> None:
         page = queue.pop().resolve()
         if page not in reached and page.suffix == ".md":
             reached.add(page)
-            queue += [page.parent / link.partition("#")[0] for link in re.findall(r"\]\(([^)\s:]+)\)", page.read_text())]
+            links = re.findall(r"\]\(([^)\s:]+)\)", page.read_text())
+            queue += [page.parent / link.partition("#")[0] for link in links]
     fragments = {page for page in PAGES if page.parent.name == "changes" and page.name != "README.md"}
     assert set(PAGES) - fragments <= reached

@@ -152,6 +152,17 @@ def test_a_run_counts_its_frames() -> None:
     assert run_codec(7).frames == 7
 
 
+def test_a_run_tells_of_each_frame_that_breaks_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(codec: Codec, frame: bytes) -> bool:
+        raise ContractBroken(f"{len(frame)} bytes for {len(codec.receives)} classes")
+
+    monkeypatch.setattr("vidette_fuzz.frames.check_frame", refuse)
+    report = run_codec(3)
+    assert (report.frames, report.messages, len(report.violations)) == (3, 0, 3)
+    fault, _, frame = report.violations[0].rpartition(": ")
+    assert f"{len(bytes.fromhex(frame))} bytes" in fault
+
+
 class _Raises(Codec):
     def decode(self, frame: bytes | bytearray | memoryview) -> Message:
         raise RuntimeError(f"{len(frame)} bytes")

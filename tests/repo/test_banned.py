@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-MODULES = frozenset(
-    "pickle _pickle copyreg marshal shelve dill cloudpickle joblib multiprocessing importlib imp runpy pkgutil "
-    "code codeop atexit asyncio".split()
-)
+MODULES = {
+    *("_pickle", "cloudpickle", "copyreg", "dill", "joblib", "marshal", "pickle", "shelve"),
+    *("code", "codeop", "imp", "importlib", "pkgutil", "runpy"),
+    *("asyncio", "atexit", "multiprocessing"),
+}
 """Modules that nothing may import."""
 
 HARMLESS = frozenset({"importlib.metadata", "importlib.resources"})
@@ -30,7 +31,9 @@ METHODS = frozenset({"torch.load", "torch.save", "torch.jit.load", "numpy.load",
 """Functions of others that unpickle."""
 
 ALLOWED = {
-    "engine/vidette/config.py: getattr of a name that is no literal": "the names are written out one line above",
+    "engine/vidette/cli/_options.py: getattr of a name that is no literal": "of a tuple above",
+    "engine/vidette/config.py: getattr of a name that is no literal": "of a tuple one line above",
+    "engine/vidette/service/fields.py: getattr of a name that is no literal": "of a table of ours",
     "engine/vidette/service/_uvicorn.py: import asyncio": "uvicorn is an asyncio server; this file starts it",
 }
 """What is found and may stay, with the reason."""
@@ -89,6 +92,8 @@ def test_it_is_found(code: str) -> None:
     assert list(findings(ast.parse(code)))
 
 
-@pytest.mark.parametrize("code", ["model.eval()", "getattr(x, 'name', None)", "re.compile(p)", "import pickletools_of_ours"])
+@pytest.mark.parametrize(
+    "code", ["model.eval()", "getattr(x, 'name', None)", "re.compile(p)", "import importlib.metadata"]
+)
 def test_what_is_harmless_is_not(code: str) -> None:
     assert not list(findings(ast.parse(code)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -64,5 +65,35 @@ def test_every_import_rule_can_be_broken(root: Path, tmp_path: Path, pyproject: 
 
 def find_module(sources: Path, module: str) -> Path:
     name = module.replace(".", "/")
-    found = [path for root in ROOTS for path in (sources / root / f"{name}.py", sources / root / name / "__init__.py")]
+    found = (sources / root / file for root in ROOTS for file in (f"{name}.py", f"{name}/__init__.py"))
     return next(path for path in found if path.exists())
+
+
+PURE = {
+    *(
+        "__future__",
+        "abc",
+        "array",
+        "collections",
+        "dataclasses",
+        "enum",
+        "functools",
+        "hashlib",
+        "itertools",
+        "math",
+    ),
+    *("operator", "re", "struct", "sys", "types", "typing"),
+    *("msgspec", "vidette_protocol"),
+}
+"""All that the protocol may import: what it does not import needs no rule."""
+
+
+def test_the_protocol_imports_nothing_but_what_is_pure(root: Path) -> None:
+    imported = set()
+    for path in (root / "protocol").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").partition(".")[0])
+    assert imported <= PURE

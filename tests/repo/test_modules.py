@@ -14,8 +14,8 @@ MAX_LINES = 500
 LONG_MODULES: frozenset[str] = frozenset()
 """Paths from the root of the checkout."""
 
-# Spelled so that this file does not find itself.
-UNFINISHED = re.compile(r"\b(?:TO" "DO|FIX" "ME|XX" r"X|HA" r"CK)\b")
+WORDS = [begin + end for begin, end in (("TO", "DO"), ("FIX", "ME"), ("XX", "X"), ("HA", "CK"))]
+"""Put together here, so that this file does not find itself."""
 
 
 def test_long_modules_say_why(root: Path, modules: list[Path]) -> None:
@@ -39,18 +39,32 @@ def test_every_module_opens_with_a_sentence(root: Path, product: list[Path]) -> 
     silent = [
         path.relative_to(root).as_posix()
         for path in product
-        if not (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0].rstrip().endswith((".", "!", ":", "`"))
+        if not first_line(path).endswith((".", "!", ":", "`"))
     ]
     assert not silent
 
 
-@pytest.mark.parametrize("pattern", ["engine/**/*.py", "protocol/**/*.py", "fuzz/**/*.py", "tests/**/*.py", "docs/**/*.md", "Makefile", "*.md", "*.toml"])
+def first_line(path: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return docstring.partition("\n\n")[0].rstrip()
+
+
+PATTERNS = [
+    *(f"{folder}/**/*.py" for folder in ("engine", "protocol", "fuzz", "tests", "docs")),
+    "docs/**/*.md",
+    "*.md",
+    "*.toml",
+    "Makefile",
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
 def test_nothing_is_left_to_do(root: Path, pattern: str) -> None:
     found = [
         f"{path.relative_to(root)}:{number}: {line.strip()}"
         for path in sorted(root.glob(pattern))
         for number, line in enumerate(path.read_text().splitlines(), start=1)
-        if UNFINISHED.search(line)
+        if any(word in line for word in WORDS)
     ]
     assert not found
 

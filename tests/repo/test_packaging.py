@@ -6,6 +6,8 @@ import ast
 import re
 import subprocess
 import sys
+import tarfile
+import zipfile
 from collections.abc import Iterable
 from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
@@ -30,7 +32,9 @@ def pins(root: Path) -> dict[str, str]:
     """constraints.txt, as name to version."""
     lines = [line for line in (root / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.]*", line) for line in lines), lines
-    pins = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    pins: dict[str, str] = {
+        canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)
+    }
     assert len(pins) == len(lines)
     return pins
 
@@ -77,11 +81,40 @@ def closure(lines: Iterable[str], installed: dict[Any, Any]) -> set[str]:
 
 
 def test_what_builds_the_package_is_pinned(pins: dict[str, str], pyproject: dict[str, Any]) -> None:
-    """These are not installed here: pip, pinned as well, takes them into an environment of their own."""
+    """Pip, pinned as well, takes these into an environment of their own, held to the same pins."""
     for line in pyproject["build-system"]["requires"]:
         requirement = Requirement(line)
         assert pins[canonicalize_name(requirement.name)] in requirement.specifier
     assert {"pip", "editables"} <= pins.keys()  # hatchling asks for editables only once it builds an editable
+
+
+@pytest.fixture(scope="module")
+def built(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the source distribution."""
+    folder = tmp_path_factory.mktemp("built")
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_wheel_has_all_of_the_packages_and_nothing_else(
+    root: Path, built: Path, product: list[Path]
+) -> None:
+    (wheel,) = built.glob("*.whl")
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    modules = {path.relative_to(root).as_posix().partition("/")[2] for path in product}
+    markers = {f"{package}/py.typed" for package in ("vidette", "vidette_protocol", "vidette_fuzz")}
+    assert names == modules | markers
+
+
+def test_the_source_distribution_can_be_built_and_tested(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert names >= {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt", "Makefile"}
+    assert names >= {"tests/conftest.py", "docs/index.md", "engine/vidette/api.py", "fuzz/run.py", ".ci/run"}
+    assert not any("__pycache__" in name for name in names)
 
 
 def test_declared_ranges_hold_what_is_pinned(pins: dict[str, str], pyproject: dict[str, Any]) -> None:
@@ -95,7 +128,8 @@ def test_what_is_imported_is_declared_and_the_other_way_round(
 ) -> None:
     project = pyproject["project"]
     declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
-    optional = {canonicalize_name(Requirement(line).name) for line in project["optional-dependencies"]["fuzz"]}
+    extra = project["optional-dependencies"]["fuzz"]
+    optional = {canonicalize_name(Requirement(line).name) for line in extra}
     owners = packages_distributions()
     imported = {
         canonicalize_name(owner)
@@ -141,9 +175,10 @@ def test_fragments_are_of_a_known_kind(root: Path, pyproject: dict[str, Any]) ->
 
 
 def test_the_changelog_can_be_built(root: Path) -> None:
-    command = [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "0.0.0", "--date", "2000-01-01"]
+    options = ["--draft", "--version", "0.0.0", "--date", "2000-01-01"]
+    command = [sys.executable, "-m", "towncrier", "build", *options]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "## 0.0.0 (2000-01-01)" in done.stdout
-    marker: str = "<!-- towncrier release notes start -->"
+    marker = "<!-- towncrier release notes start -->"
     assert marker in (root / "CHANGELOG.md").read_text()

@@ -16,20 +16,21 @@ Backend = Literal["asyncio", "trio"]
 
 
 class Stop:
-    """What SIGINT and SIGTERM ask for: the first one to stop in order, the second one to stop at once.
+    """What SIGINT and SIGTERM ask for: to end at once, or, once a program defers it, to stop in order first.
 
     Attributes:
-        asked: set by the first signal, for a program that takes time to stop in order.
+        asked: set by the first signal.
+        signum: the last signal that came.
     """
 
     def __init__(self) -> None:
         self.asked = anyio.Event()
         self.signum: signal.Signals | None = None
-        self._in_order = False
+        self._deferred = False
 
-    def take_over(self) -> None:
-        """From now on the first signal only sets `asked`; before that it cancels like the second one."""
-        self._in_order = True
+    def defer(self) -> None:
+        """From now on the first signal only sets `asked`; the second one still cancels the program."""
+        self._deferred = True
 
     async def watch(self, scope: anyio.CancelScope, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Wait for signals; runs until cancelled."""
@@ -38,10 +39,9 @@ class Stop:
             async for signum in signals:
                 again, self.signum = self.signum is not None, signum
                 self.asked.set()
-                if again or not self._in_order:
+                if again or not self._deferred:
                     scope.cancel(f"stopped by {signum.name}")
-                    # The next one has its usual effect, in case something is stuck.
-                    return
+                    return  # the next one has its usual effect, in case something is stuck
 
 
 def run(

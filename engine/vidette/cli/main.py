@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from vidette import __version__
 from vidette.cli import demo, generate, pull, serve
 from vidette.errors import Error, UsageError
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended: 128 and SIGINT."""
+PIPE_BROKEN = 141
+"""Exit status of a command whose output nobody reads: 128 and SIGPIPE."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,6 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command(options)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads any more, as behind `| head`. Python would complain once more when it flushes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_BROKEN
     except Error as error:
         print(f"vidette: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
@@ -43,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="vidette", description="An LLM serving engine on structured concurrency.")
+    parser.add_argument("--version", action="version", version=f"vidette {__version__}")
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(

@@ -64,7 +64,7 @@ async def _serve(options: argparse.Namespace, sock: socket.socket, stop: Stop) -
         gate = Gate()
         app = build_app(engine, gate=gate)
         async with serving(app, sock, gate=gate, drain_seconds=options.drain_seconds):
-            stop.take_over()
+            stop.defer()
             say(f"vidette serves {engine.info.name} on {url_of(sock)}")
             broken = await _wait_end(engine, stop)
     if broken is not None:

@@ -64,7 +64,7 @@ class ComputeThread:
         """Run until a ShutdownReq has been answered or `stop()` was called.
 
         Raises:
-            OSError: the detokenizer is gone.
+            LinkClosed: the detokenizer is gone.
         """
         try:
             with torch.inference_mode():

@@ -101,7 +101,7 @@ async def run_scheduler(
 async def _serve(up: Link, thread: ComputeThread, news: Mailbox[ThreadNews], config: EngineConfig) -> None:
     returned = anyio.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_run_thread, thread, returned)
+        tasks.start_soon(_run_thread, thread, returned, tasks.cancel_scope)
         lives = _Lives(thread, tasks)
         tasks.start_soon(_hear_thread, up, news, lives, config)
         try:
@@ -112,10 +112,14 @@ async def _serve(up: Link, thread: ComputeThread, news: Mailbox[ThreadNews], con
             tasks.cancel_scope.cancel()
 
 
-async def _run_thread(thread: ComputeThread, returned: anyio.Event) -> None:
+async def _run_thread(thread: ComputeThread, returned: anyio.Event, scope: anyio.CancelScope) -> None:
     # A limiter of its own: the default one is shared and could make the thread wait for its turn. Not
     # abandoned on cancel: whoever cancels has told the thread to stop, and waits for it here.
-    await to_thread.run_sync(thread.run, limiter=anyio.CapacityLimiter(1))
+    try:
+        await to_thread.run_sync(thread.run, limiter=anyio.CapacityLimiter(1))
+    except LinkClosed as error:
+        # Not our fault: end quietly, so that the front looks for the cause where it is.
+        scope.cancel(f"the detokenizer is gone: {error}")
     returned.set()
 
 

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 import anyio
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from vidette._groups import Body, bare
 from vidette.errors import UsageError
@@ -129,7 +129,8 @@ class _Protocol(HttpToolsProtocol):
         self._unfinished += len(data)
         super().data_received(data)
         if self._unfinished > HEAD_BYTES and not self.transport.is_closing():
-            if self.cycle is None or self.cycle.response_complete:
+            cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+            if cycle is None or cycle.response_complete:
                 self.transport.write(HEAD_TOO_LONG)
             self.transport.close()
 

@@ -21,6 +21,7 @@ T = TypeVar("T", bound=Struct)
 V = TypeVar("V")
 
 NULL = b"null"
+ABSENT = Raw()
 LONGEST_NEUTRAL = 64
 """Bytes of JSON above which a value is not decoded only to see whether it asks for nothing."""
 
@@ -51,16 +52,13 @@ class Fields(Generic[T]):
         self._readers = {name: reader_of(hints[name]) for name in honoured.__struct_fields__}
         self._readers.update(readers or {})
         fields = msgspec.structs.fields(honoured)
-        self._null_is_default = {
-            field.name
-            for field in fields
-            if not field.required and type(None) not in typing.get_args(hints[field.name])
-        }
+        self._required = {field.name for field in fields if field.required}
+        self._nullable = {name for name, hint in hints.items() if type(None) in typing.get_args(hint)}
         # Values stay raw until their field's turn, so that nothing is built of what is refused or unknown.
-        raws = [(field.name, Raw) if field.required else (field.name, Raw, Raw()) for field in fields]
         names = msgspec.defstruct(
             "Names",
-            [*raws, *((name, Raw, Raw()) for name in refused)],
+            [(name, Raw) for name in self._required]
+            + [(name, Raw, ABSENT) for name in (*self._readers, *refused) if name not in self._required],
             kw_only=True,
             forbid_unknown_fields=True,
         )
@@ -85,20 +83,26 @@ class Fields(Generic[T]):
         Raises:
             UsageError: as `decode`, or they are more.
         """
-        raws = self._decode_names(self._names_of_many, data, where)
-        if len(raws) > most:
-            raise UsageError(f"{where} has {len(raws)} items; at most {most} are accepted", param=where)
-        return [self._settle(raw, f"{where}[{place}]") for place, raw in enumerate(raws)]
+        items = self._decode_names(self._names_of_many, data, where)
+        if len(items) > most:
+            raise UsageError(f"{where} has {len(items)} items; at most {most} are accepted", param=where)
+        return [self._settle(names, f"{where}[{place}]") for place, names in enumerate(items)]
 
-    def _settle(self, raws: Any, where: str) -> T:
+    def _settle(self, names: Any, where: str) -> T:
+        given = {name: bytes(raw) for name, raw in msgspec.structs.asdict(names).items() if raw is not ABSENT}
         for name, neutral in self._refused.items():
-            if raw := bytes(getattr(raws, name)):
-                refuse_unless_neutral(join(where, name), raw, neutral)
+            if name in given:
+                refuse_unless_neutral(join(where, name), given[name], neutral)
         values = {}
         for name, read in self._readers.items():
-            raw = bytes(getattr(raws, name))
-            if raw and not (raw == NULL and name in self._null_is_default):
-                values[name] = read(raw, join(where, name))
+            if name not in given:
+                continue
+            if given[name] != NULL:
+                values[name] = read(given[name], join(where, name))
+            elif name in self._nullable:
+                values[name] = None
+            elif name in self._required:
+                raise UsageError(f"{join(where, name)} is null; it must be given", param=join(where, name))
         return self._honoured(**values)
 
     def _decode_names(self, decoder: msgspec.json.Decoder[V], data: bytes, where: str) -> V:
@@ -138,7 +142,7 @@ def refuse_unless_neutral(path: str, raw: bytes, neutral: Neutral) -> None:
     if raw == NULL:
         return
     if len(raw) <= LONGEST_NEUTRAL:
-        with suppress(msgspec.ValidationError):  # a number too large for any type
+        with suppress(msgspec.DecodeError):  # such as a number too large for any type
             value = msgspec.json.decode(raw)
             # By type as well: true is no 1.
             if any(
@@ -162,6 +166,8 @@ def reader_of(type_: Any) -> Reader:
             raise UsageError(
                 f"{place} is not valid: {problem[:1].lower()}{problem[1:]}", param=path
             ) from None
+        except msgspec.DecodeError as error:  # bytes that are not UTF-8: a raw value may hold them
+            raise UsageError(f"{path} is not valid JSON: {error}", param=path, code="invalid_json") from None
 
     return read
 

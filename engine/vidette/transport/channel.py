@@ -14,6 +14,7 @@ import anyio
 import anyio.lowlevel
 
 from vidette.transport.framing import FrameReader, Outbox
+from vidette.transport.framing import LinkClosed as LinkClosed
 from vidette_protocol.errors import RemoteProtocolError
 from vidette_protocol.limits import Limits
 
@@ -22,10 +23,6 @@ SEND_BUFFER_BYTES: Final = 1024 * 1024
 FRAMES_PER_CHECKPOINT: Final = 16
 """A peer that floods us must not starve the loop: after so many frames, or reads of the socket, without
 waiting, others get a turn."""
-
-
-class LinkClosed(Exception):  # noqa: N818  a state, not a fault: every link ends this way
-    """The other side is gone: end of file, or its socket is broken."""
 
 
 class FrameChannel(Protocol):

@@ -19,6 +19,10 @@ BUFFERS_PER_SEND: Final = 256
 """Frames put into one sendmsg (IOV_MAX is 1024; each takes two buffers)."""
 
 
+class LinkClosed(Exception):  # noqa: N818  a state, not a fault: every link ends this way
+    """The other side is gone: end of file, or its socket is broken."""
+
+
 class FrameReader:
     """Collects bytes until frames are complete.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 from typing import Final
 
-from vidette.transport.framing import Outbox
+from vidette.transport.framing import LinkClosed, Outbox
 
 HIGH_WATER_BYTES: Final = 4 * 1024 * 1024
 """With this much parked, no new step is launched until the reader has caught up."""
@@ -38,9 +38,12 @@ class Sink:
         """Send what can be sent without blocking; return whether nothing is left.
 
         Raises:
-            OSError: the reader is gone.
+            LinkClosed: the reader is gone.
         """
-        return self._outbox.flush(self._sock)
+        try:
+            return self._outbox.flush(self._sock)
+        except OSError as error:
+            raise LinkClosed(str(error)) from error
 
     @property
     def full(self) -> bool:

@@ -26,6 +26,9 @@ import msgspec
 
 LAST_WORDS_BYTES: Final = 16 * 1024
 """How much of a child's stderr is kept for the error that tells of its death."""
+DEFAULT_ENVIRONMENT: Final = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""What a child finds in its environment unless ours says otherwise. Threads of the compute library then sleep at
+its barriers instead of spinning: on two cores that others use as well, decoding was eight times faster."""
 PR_SET_PDEATHSIG: Final = 1
 
 
@@ -91,6 +94,7 @@ class Child:
         try:
             self._process = subprocess.Popen(  # noqa: S603  our own interpreter and module
                 [sys.executable, "-P", "-m", "vidette._child", role, msgspec.json.encode(spec).decode()],
+                env=DEFAULT_ENVIRONMENT | os.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=stderr_write,
                 stderr=stderr_write,

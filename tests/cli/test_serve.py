@@ -1,0 +1,98 @@
+"""`vidette serve` as a process: the ready line, signals, a broken engine, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cli.conftest import SECONDS, Command, Commands
+from vidette.cli import main
+
+CHAT = "/v1/chat/completions"
+LONG = {
+    "messages": [{"role": "user", "content": "x"}],
+    "stream": True,
+    "max_tokens": 8000,
+    "ignore_eos": True,
+}
+
+
+def start(commands: Commands, *options: str) -> tuple[Command, httpx.Client]:
+    command = commands("serve", "--model", "toy", "--port", "0", *options)
+    line = command.read_until("stderr", "\n")
+    ready = re.fullmatch(r"vidette serves toy on (http://127\.0\.0\.1:\d+)\n", line)
+    assert ready, line
+    return command, httpx.Client(base_url=ready[1], trust_env=False, timeout=SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("signum", "topology", "processes"), [(signal.SIGINT, "processes", 2), (signal.SIGTERM, "inline", 0)]
+)
+def test_it_serves_until_a_signal(
+    vidette_command: Commands, signum: signal.Signals, topology: str, processes: int
+) -> None:
+    command, client = start(vidette_command, "--topology", topology)
+    with client:
+        assert client.get("/health").status_code == 200
+        answer = client.post("/generate", json={"text": "x", "sampling_params": {"max_new_tokens": 3}})
+        assert answer.status_code == 200
+    command.find_children(processes)
+    command.signal(signum)
+    assert command.end() == (0, "", "")
+
+
+def test_running_requests_may_end_and_the_second_signal_does_not_wait(vidette_command: Commands) -> None:
+    command, client = start(vidette_command, "--drain-seconds", "60")
+    with client, client.stream("POST", CHAT, json=LONG) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        command.find_children(2)
+        command.signal(signal.SIGINT)
+        with httpx.Client(base_url=client.base_url, trust_env=False, timeout=SECONDS) as other:
+            while (refused := other.get("/health")).status_code == 200:
+                pass
+        assert (refused.status_code, refused.json()["error"]["type"]) == (503, "service_unavailable")
+        command.signal(signal.SIGINT)
+        last = [line for line in lines if line][-1]
+        assert "the server is stopping" in last
+    assert command.end() == (130, "", "")
+
+
+def test_a_broken_engine_ends_it_with_the_cause(vidette_command: Commands) -> None:
+    command, client = start(vidette_command)
+    with client, client.stream("POST", CHAT, json=LONG) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        command.find_children(2)
+        os.kill(scheduler_of(command), signal.SIGKILL)
+        last = [line for line in lines if line][-1]
+        assert "the scheduler was killed by SIGKILL" in last
+    assert command.end() == (1, "", "vidette: the scheduler was killed by SIGKILL\n")
+
+
+def scheduler_of(command: Command) -> int:
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        pid = int(stat.parent.name)
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if parent == command.process.pid and b"scheduler" in arguments:
+            return pid
+    raise AssertionError("there is no scheduler")
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        # The model is not even looked for.
+        assert main(["serve", "--port", str(port), "--model", "nope"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"vidette: cannot serve on 127.0.0.1 port {port}: Address already in use; choose another (0 takes any)"

@@ -1,0 +1,225 @@
+"""A model that can be foretold, and what hears what a step loop says of its requests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from vidette.models import BLOCK_SIZE, ModelInfo, StepPlan
+from vidette.scheduler.loop import Command, Effects, StepLoop
+from vidette_protocol.messages import (
+    BatchTokenIDOutput,
+    FinishReason,
+    HeartbeatReq,
+    SamplingParams,
+    SchedulerLedger,
+    TokenizedGenerateReqInput,
+)
+from vidette_protocol.messages.columns import pack_i32
+
+VOCAB = 50
+EOS = 0
+NOT_A_NUMBER = -1
+"""In place of a next token: the logits are not finite."""
+
+NextToken = Callable[[Sequence[int]], int]
+"""From all tokens of a context to the next one."""
+
+
+def mixed(context: Sequence[int]) -> int:
+    """Return a token that depends on every token of the context and on its place, and never ends it."""
+    return 1 + sum((place + 1) * (token + 3) for place, token in enumerate(context)) % (VOCAB - 1)
+
+
+class FakeModel:
+    """A model whose most probable token is a function of the context as its pool has it.
+
+    Every plan is checked against what `StepPlan` promises, and kept.
+    """
+
+    def __init__(self, next_token: NextToken = mixed, *, context_len: int = 1000) -> None:
+        self.info = ModelInfo(
+            name="fake",
+            architecture="fake",
+            vocab_size=VOCAB,
+            context_len=context_len,
+            eos_token_ids=frozenset({EOS}),
+            kv_bytes_per_token=4,
+        )
+        self.next_token = next_token
+        self.plans: list[StepPlan] = []
+        self._pool: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    def allocate(self, num_blocks: int) -> None:
+        assert not len(self._pool), "the pool is created once"
+        self._pool = np.full(num_blocks * BLOCK_SIZE, 10**6)
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        self.plans.append(plan)
+        check_plan(plan)
+        logits = torch.zeros(len(plan.logit_tokens), VOCAB)
+        contexts = []
+        for row, (start, end) in enumerate(spans(plan)):
+            places = np.arange(plan.context_lens[row])
+            slots = plan.block_tables[row][places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+            self._pool[slots[plan.positions[start:end]]] = plan.token_ids[start:end]
+            contexts.append(self._pool[slots].tolist())
+        rows = np.searchsorted(plan.row_starts, plan.logit_tokens, side="right") - 1
+        for logit, row in enumerate(rows):
+            token = self.next_token(contexts[row])
+            if token == NOT_A_NUMBER:
+                logits[logit, 3] = torch.nan
+            else:
+                logits[logit, token] = 40.0
+        return logits
+
+
+def spans(plan: StepPlan) -> list[tuple[int, int]]:
+    """Return where each row's tokens start and end."""
+    return list(zip(plan.row_starts[:-1].tolist(), plan.row_starts[1:].tolist(), strict=True))
+
+
+def check_plan(plan: StepPlan) -> None:
+    """Fail unless a plan is what `StepPlan` says."""
+    assert all(array.dtype == np.int32 for array in plan)
+    rows = spans(plan)
+    assert plan.row_starts[0] == 0
+    assert len(plan.token_ids) == len(plan.positions) == plan.row_starts[-1]
+    assert len(plan.context_lens) == len(plan.block_tables) == len(rows) > 0
+    taken: list[int] = []
+    for row, (start, end) in enumerate(rows):
+        assert start < end
+        first = plan.positions[start]
+        assert plan.positions[start:end].tolist() == list(range(first, first + end - start))
+        assert plan.context_lens[row] == plan.positions[end - 1] + 1
+        taken += plan.block_tables[row][: -(-plan.context_lens[row] // BLOCK_SIZE)].tolist()
+    assert len(set(taken)) == len(taken), "a block is in two places"
+    assert plan.logit_tokens.tolist() == sorted(plan.logit_tokens.tolist())
+    assert set(plan.logit_tokens.tolist()) <= {end - 1 for _, end in rows}
+
+
+def foretell(
+    prompt: Sequence[int], params: SamplingParams, next_token: NextToken = mixed
+) -> tuple[list[int], FinishReason]:
+    """Return the whole answer of a request by itself, from the model's function alone."""
+    context = list(prompt)
+    made: list[int] = []
+    while len(made) < (params.max_new_tokens or 0):
+        token = next_token(context)
+        if token == NOT_A_NUMBER:
+            return made, FinishReason("error", message="the model's logits are not finite")
+        context.append(token)
+        made.append(token)
+        if token == EOS and not params.ignore_eos and len(made) < (params.max_new_tokens or 0):
+            return made, FinishReason("stop", matched=EOS)
+    return made, FinishReason("length", length=params.max_new_tokens)
+
+
+def request(
+    vid: int, prompt: Iterable[int] = (5, 6, 7), *, floor: int = 0, **params: Any
+) -> TokenizedGenerateReqInput:
+    """Return a request as the front sends it: greedy and short unless told otherwise."""
+    settled = {"temperature": 0.0, "max_new_tokens": 4, "sampling_seed": 0, **params}
+    return TokenizedGenerateReqInput(
+        vid=vid,
+        floor=floor,
+        rid=f"rid of {vid}",
+        input_ids=pack_i32(prompt),
+        sampling_params=SamplingParams(**settled),
+    )
+
+
+class Heard:
+    """What was said of each vid, put together, and checked as the next role would."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, FinishReason] = {}
+        self.ledger = SchedulerLedger()
+
+    def hear(self, message: BatchTokenIDOutput) -> None:
+        self.ledger = message.ledger
+        assert message.check_columns() is None
+        for row in message.rows():
+            assert row.vid not in self.ends, f"a row of {row.vid} after its end"
+            made = self.tokens.setdefault(row.vid, [])
+            assert row.offset == len(made), f"a gap or a repeat in the tokens of {row.vid}"
+            assert row.token_ids or row.reason is not None, f"a row of {row.vid} that says nothing"
+            made.extend(row.token_ids)
+            if row.reason is not None:
+                self.ends[row.vid] = row.reason
+
+
+class Driver:
+    """A step loop and what it has said so far; the thread that drives it is the test."""
+
+    def __init__(
+        self,
+        model: FakeModel | None = None,
+        *,
+        num_blocks: int = 64,
+        step_tokens: int = 256,
+        max_running: int = 16,
+    ) -> None:
+        self.model = model if model is not None else FakeModel()
+        self.loop = StepLoop(
+            self.model, num_blocks=num_blocks, step_tokens=step_tokens, max_running=max_running
+        )
+        self.heard = Heard()
+
+    def step(self, *commands: Command, launch: bool = True) -> Effects:
+        """Take one step."""
+        effects = self.loop.step(commands, 0.0, launch=launch)
+        for message in effects.messages:
+            if isinstance(message, BatchTokenIDOutput):
+                self.heard.hear(message)
+        return effects
+
+    def run(self, *commands: Command, most: int = 2000) -> None:
+        """Take steps until nothing is left to do."""
+        effects = self.step(*commands)
+        for _ in range(most):
+            if not effects.busy:
+                return
+            effects = self.step()
+        pytest.fail(f"still busy after {most} steps: {self.ledger}")
+
+    @property
+    def ledger(self) -> SchedulerLedger:
+        """What the loop holds now."""
+        return self.loop.ledger()
+
+    def end(self, vid: int) -> str | None:
+        """Return how a vid ended, if it did."""
+        reason = self.heard.ends.get(vid)
+        return None if reason is None else reason.type
+
+    def assert_nothing_is_held(self, floor: int = 10**6) -> None:
+        """Fail unless every ledger is zero once the front's floor has passed."""
+        (answer,) = self.step(HeartbeatReq(id=0, floor=floor)).messages
+        assert isinstance(answer, HeartbeatReq)
+        assert answer.scheduler == SchedulerLedger(steps=self.ledger.steps)
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left() -> Iterator[None]:
+    """Fail a test that leaves a descriptor open."""
+    before = _descriptors()
+    yield
+    left = {number: what for number, what in _descriptors().items() if before.get(number) != what}
+    assert not left, f"descriptors were left open: {left}"
+
+
+def _descriptors() -> dict[str, str]:
+    found = {}
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208  names, not paths
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found[number] = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
+    return found

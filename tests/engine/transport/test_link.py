@@ -1,0 +1,119 @@
+"""Messages over a channel: who may be at the other end, and what may come from there."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from vidette.transport.channel import LinkClosed
+from vidette.transport.link import Link
+from vidette.transport.memory import MemoryChannel
+from vidette_protocol.codec import FRONT_TO_SCHEDULER, SCHEDULER_TO_FRONT, Codec
+from vidette_protocol.errors import DecodeError, LocalProtocolError, RemoteProtocolError
+from vidette_protocol.messages import PROTOCOL_VERSION, AbortReq, FreezeGCReq, Hello, Ready, ShutdownReq
+
+FRONT = Codec(sends=FRONT_TO_SCHEDULER, receives=SCHEDULER_TO_FRONT)
+SCHEDULER = Codec(sends=SCHEDULER_TO_FRONT, receives=FRONT_TO_SCHEDULER)
+
+
+class Ends(NamedTuple):
+    """The two ends of a link, and what is below the second."""
+
+    front: Link
+    scheduler: Link
+    raw: MemoryChannel
+
+
+@pytest.fixture
+def ends() -> Ends:
+    left, right = MemoryChannel.pair()
+    return Ends(
+        Link(left, FRONT, role="front", peer="scheduler"),
+        Link(right, SCHEDULER, role="scheduler", peer="front"),
+        right,
+    )
+
+
+def hello(**changes: object) -> Hello:
+    right = Hello(version=PROTOCOL_VERSION, fingerprint=FRONT.fingerprint, role="scheduler", pid=4711)
+    return msgspec.structs.replace(right, **changes)
+
+
+async def test_both_ends_say_who_they_are(ends: Ends) -> None:
+    ends.front.post_hello()
+    ends.scheduler.post_hello(incarnation=3)
+    assert await ends.front.receive_hello() == hello(pid=os.getpid(), incarnation=3)
+    assert await ends.scheduler.receive_hello() == hello(pid=os.getpid(), role="front")
+
+
+async def test_somebody_else_is_refused(ends: Ends) -> None:
+    ends.scheduler.post(hello(role="detokenizer"))
+    with pytest.raises(
+        RemoteProtocolError, match=r"^the scheduler should be at this link, but 'detokenizer' is$"
+    ):
+        await ends.front.receive_hello()
+
+
+@pytest.mark.parametrize(
+    ("changes", "theirs"),
+    [
+        ({"version": PROTOCOL_VERSION + 1}, f"{PROTOCOL_VERSION + 1}/{FRONT.fingerprint}"),
+        ({"fingerprint": "0123456789abcdef"}, f"{PROTOCOL_VERSION}/0123456789abcdef"),
+        # Whose version differs may have other roles as well: the version is what to say.
+        ({"version": 0, "role": "janitor"}, f"0/{FRONT.fingerprint}"),
+    ],
+)
+async def test_another_version_is_refused_and_both_are_named(
+    ends: Ends, changes: dict[str, object], theirs: str
+) -> None:
+    ends.scheduler.post(hello(**changes))
+    with pytest.raises(RemoteProtocolError) as caught:
+        await ends.front.receive_hello()
+    ours = f"this side {PROTOCOL_VERSION}/{FRONT.fingerprint}"
+    assert f"speaks protocol {theirs}, {ours}" in str(caught.value)
+    assert "(pid 4711)" in str(caught.value)
+
+
+async def test_a_link_opens_with_hello(ends: Ends) -> None:
+    ends.scheduler.post(Ready(role="scheduler"))
+    with pytest.raises(RemoteProtocolError, match=r"^a link opens with Hello, not with Ready$"):
+        await ends.front.receive_hello()
+
+
+async def test_messages_arrive_in_order(ends: Ends) -> None:
+    messages = [AbortReq(vid=number, floor=number // 2) for number in range(20)]
+    for message in messages:
+        ends.front.post(message)
+    assert messages == [await ends.scheduler.receive() for _ in messages]
+
+
+async def test_a_message_of_another_link_cannot_be_posted(ends: Ends) -> None:
+    with pytest.raises(LocalProtocolError, match="Ready does not travel this way"):
+        ends.front.post(Ready(role="front"))
+    ends.front.post(ShutdownReq())
+    assert await ends.scheduler.receive() == ShutdownReq()  # and nothing was sent
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        b"\x93\x01\x02",
+        FRONT.encode(FreezeGCReq()),  # of this link, but not in this direction
+        SCHEDULER.encode(Ready(role="scheduler"))[:-1],
+    ],
+)
+async def test_what_is_no_message_of_this_link_is_refused(ends: Ends, frame: bytes) -> None:
+    ends.raw.post(frame)
+    with pytest.raises(DecodeError, match=f"a frame of {len(frame)} bytes is no message of this link"):
+        await ends.front.receive()
+
+
+async def test_the_end_of_the_channel_is_the_end_of_the_link(ends: Ends) -> None:
+    ends.raw.close()
+    with pytest.raises(LinkClosed):
+        await ends.front.receive_hello()

@@ -1,0 +1,171 @@
+"""A request ends with its client, wherever it is: streaming, queued, in its prefill, or behind a slow reader."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from starlette.applications import Starlette
+
+import vidette
+from tests.service.driver import SECONDS, Call, call
+from vidette.service import build_app
+
+CHAT = "/v1/chat/completions"
+LONG = 8000
+"""Most tokens of output that fit; the toy takes a second or more for them."""
+
+
+def long_request(path: str, *, stream: bool, text: str = "x") -> dict[str, Any]:
+    if path == CHAT:
+        messages = [{"role": "user", "content": text}]
+        return {"messages": messages, "stream": stream, "max_tokens": LONG, "ignore_eos": True}
+    params = {"max_new_tokens": LONG, "ignore_eos": True}
+    return {"text": text, "stream": stream, "sampling_params": params}
+
+
+@asynccontextmanager
+async def running(request: Call) -> AsyncGenerator[None]:
+    """Run a call beside the block, which makes it end."""
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(request.run)
+            yield
+
+
+async def wait_running(engine: vidette.Engine, *, running: int = 1, waiting: int = 0) -> None:
+    """Wait until the scheduler itself says that it computes so many requests and has so many in its queue."""
+    with anyio.fail_after(SECONDS):
+        while True:
+            now = await engine.heartbeat()
+            if (now.ledgers.scheduler - now.waiting, now.waiting) == (running, waiting) and now.ledgers.blocks:
+                return
+
+
+async def check_all_free(engine: vidette.Engine, app: Starlette) -> None:
+    """Check that nothing is held anywhere, and that the next request is served."""
+    with anyio.fail_after(SECONDS):
+        await engine.wait_quiet()
+    assert engine.statistics().ledgers.total() == 0, engine.statistics()
+    body = {"text": "next", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
+    done = await call(app, "/generate", body)
+    assert done.status == 200
+    assert done.json()["meta_info"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("path", [CHAT, "/generate"])
+async def test_while_it_streams(engine: vidette.Engine, app: Starlette, path: str) -> None:
+    request = Call(app, path, long_request(path, stream=True))
+    async with running(request):
+        await request.wait_sent(4)
+        assert request.status == 200
+        request.leave()
+    assert not request.complete
+    assert engine.statistics().totals.aborted == 1
+    await check_all_free(engine, app)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/generate"])
+async def test_while_nothing_is_sent_yet(engine: vidette.Engine, app: Starlette, path: str) -> None:
+    request = Call(app, path, long_request(path, stream=False))
+    async with running(request):
+        await wait_running(engine)
+        request.leave()
+    assert request.sent == []
+    assert engine.statistics().totals.aborted == 1
+    await check_all_free(engine, app)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_while_it_waits_in_the_queue(stream: bool) -> None:
+    async with vidette.open_engine("toy", max_running=1) as engine:
+        app = build_app(engine)
+        first = Call(app, CHAT, long_request(CHAT, stream=True))
+        second = Call(app, CHAT, long_request(CHAT, stream=stream))
+        async with running(first):
+            await first.wait_sent(2)
+            async with running(second):
+                await wait_running(engine, waiting=1)
+                second.leave()
+            await wait_running(engine, waiting=0)
+            sent = len(first.sent)
+            await first.wait_sent(sent + 3)  # the first one goes on
+            first.leave()
+        assert second.sent == []
+        await check_all_free(engine, app)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_during_a_long_prefill(stream: bool) -> None:
+    async with vidette.open_engine("toy", max_running=1, step_tokens=1) as engine:
+        app = build_app(engine)
+        prompt = "x" * 4096  # as many steps
+        request = Call(app, "/generate", {"text": prompt, "stream": stream})
+        async with running(request):
+            await wait_running(engine)
+            request.leave()
+        assert request.sent == []
+        with anyio.fail_after(SECONDS):
+            await engine.wait_quiet()
+        assert 0 < engine.statistics().steps < len(prompt)
+        await check_all_free(engine, app)
+
+
+async def test_before_it_is_sent_to_the_scheduler(engine: vidette.Engine, app: Starlette) -> None:
+    request = Call(app, "/generate", {"text": "x" * 8000})
+    request.leave()
+    await request.run()
+    assert request.sent == []
+    await check_all_free(engine, app)
+
+
+async def test_a_send_that_fails_means_the_same(engine: vidette.Engine, app: Starlette) -> None:
+    request = Call(app, CHAT, long_request(CHAT, stream=True))
+    async with running(request):
+        await request.wait_sent(3)
+        request.raises = ConnectionResetError("the client is gone")
+    assert not request.complete
+    await check_all_free(engine, app)
+
+
+async def test_what_comes_for_a_slow_reader_is_merged(engine: vidette.Engine, app: Starlette) -> None:
+    request = Call(app, CHAT, {**long_request(CHAT, stream=True), "max_tokens": 500})
+    async with running(request):
+        await request.wait_sent(3)
+        request.stop_reading()
+        with anyio.fail_after(SECONDS):
+            await engine.wait_quiet()  # the request itself is over
+        sent = len(request.sent)
+        request.read_on()
+    # One message that was blocked, one with all that came meanwhile, and the end.
+    assert len(request.sent) <= sent + 3
+    *chunks, end, last = request.events
+    assert (end["choices"][0]["finish_reason"], last) == ("length", "[DONE]")
+    assert max(len(chunk["choices"][0]["delta"]["content"]) for chunk in chunks) > 100
+
+
+async def test_a_slow_reader_that_leaves(engine: vidette.Engine, app: Starlette) -> None:
+    request = Call(app, CHAT, long_request(CHAT, stream=True))
+    async with running(request):
+        await request.wait_sent(3)
+        request.stop_reading()
+        await wait_running(engine)
+        request.leave()
+    await check_all_free(engine, app)
+
+
+async def test_many_at_once(engine: vidette.Engine, app: Starlette) -> None:
+    requests = [Call(app, CHAT, long_request(CHAT, stream=bool(i % 2))) for i in range(40)]
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as tasks:
+            for place, request in enumerate(requests):
+                tasks.start_soon(request.run)
+                if place % 3:
+                    await anyio.lowlevel.checkpoint()
+            await requests[1].wait_sent(3)
+            for request in requests:
+                request.leave()
+    await check_all_free(engine, app)
