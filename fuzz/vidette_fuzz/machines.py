@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import ClassVar, Final, NamedTuple, TypeVar
+from typing import ClassVar, Final, NamedTuple, NoReturn, TypeVar
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
@@ -208,8 +208,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         Raises:
             RuleBroken: one is.
         """
-        self.broken = RuleBroken(counterexample(self.parts, self.bounds, self.actions))
-        raise self.broken
+        self._break()
 
     def teardown(self) -> None:
         """Let everything come to its end without new work, and see that nothing is left."""
@@ -218,8 +217,13 @@ class LifecycleMachine(RuleBasedStateMachine):
                 self.happen(action.name, *action.vids)
                 if violations(self.world):
                     self.rules_hold()
-            assert self.world.settled, "what happens when no new work comes has an end"
-            assert not len(self.world.front), "all that was submitted is over"
+            if not self.world.settled or len(self.world.front):
+                self._break("8: no new work comes, and yet it does not become quiescent")
+
+    def _break(self, *rules: str) -> NoReturn:
+        found = counterexample(self.parts, self.bounds, self.actions)
+        self.broken = RuleBroken(found._replace(rules=found.rules + rules))
+        raise self.broken
 
     def _drain(self) -> Iterator[Action]:
         # Each action uses something up (a message, a token, a request that lives), so there are not many;

@@ -126,8 +126,9 @@ class Codec:
             raise RemoteProtocolError(f"a link opens with Hello, not with {type(hello).__name__}")
         if hello.version != PROTOCOL_VERSION or hello.fingerprint != self.fingerprint:
             raise RemoteProtocolError(
-                f"the {hello.role} (pid {hello.pid}) speaks protocol {hello.version}/{hello.fingerprint}, this side "
-                f"{PROTOCOL_VERSION}/{self.fingerprint}: install the same version of vidette on both sides"
+                f"the {hello.role} (pid {hello.pid}) speaks protocol {hello.version}/{hello.fingerprint}, "
+                f"this side {PROTOCOL_VERSION}/{self.fingerprint}: "
+                "install the same version of vidette on both sides"
             )
         if hello.role != role:
             raise RemoteProtocolError(f"the {role} should be at this link, but {hello.role!r} is")
@@ -150,8 +151,8 @@ def fingerprint(classes: Iterable[type[msgspec.Struct]] = ()) -> str:
         *classes,
     }
     lines = []
-    for cls in sorted(known, key=lambda cls: cls.__name__):
+    for cls in known:
         hints = get_type_hints(cls)
         fields = ", ".join(f"{name}: {hints[name]}" for name in cls.__struct_fields__)
         lines.append(f"{cls.__struct_config__.tag} {cls.__name__}({fields})")
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]

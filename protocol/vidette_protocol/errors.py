@@ -30,7 +30,7 @@ class DecodeError(RemoteProtocolError):
     """Bytes from the other side are no message of this link."""
 
 
-class DuplicateRid(LocalProtocolError):
+class DuplicateRid(LocalProtocolError):  # noqa: N818  it names the fact, as `Overloaded` does
     """A rid was submitted whose slot is taken by a live request."""
 
     error_status_hint = 409

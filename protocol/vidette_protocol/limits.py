@@ -1,4 +1,4 @@
-"""Every bound of the protocol, with its default, in one table (docs/reference/limits.md lists it for users)."""
+"""Every bound of the protocol with its default, in one table; docs/reference/limits.md lists it for users."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,7 @@ def test_a_model_that_is_there_is_not_pulled_again(
 ) -> None:
     file_name = KNOWN_MODELS[MODEL].file_name
     (tmp_path / "models").mkdir()
-    os.link(models_directory() / file_name, tmp_path / "models" / file_name)
+    (tmp_path / "models" / file_name).symlink_to(models_directory() / file_name)
     monkeypatch.setenv("VIDETTE_HOME", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")  # nothing is downloaded
     assert main(["pull", MODEL]) == 0

@@ -31,7 +31,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; from vidette.cli import main; main(['--help']);"
-        "print(*sorted({'torch', 'uvicorn', 'starlette', 'tokenizers', 'jinja2', 'httpx', 'tqdm'} & set(sys.modules)))"
+        "print(*{'torch', 'uvicorn', 'starlette', 'tokenizers', 'jinja2', 'httpx', 'tqdm'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == ""
@@ -46,7 +46,10 @@ def test_help_loads_nothing_heavy() -> None:
         (["generate", "x", "--tok-k", "1"], "unrecognized arguments: --tok-k 1"),
         (["generate", "x", "--seed", "a"], "argument --seed: invalid int value: 'a'"),
         (["generate", "x", "--model", "nope"], "unknown model 'nope'"),
-        (["generate", "x", "--model", "toy", "--max-running", "300"], "max_running is 300; it must be at most"),
+        (
+            ["generate", "x", "--model", "toy", "--max-running", "300"],
+            "max_running is 300; it must be at most",
+        ),
         (["generate", "", "--model", "toy"], "text is empty"),
         (["generate", "x", "--model", "toy", "--temperature", "nan"], "temperature is nan"),
         (["serve", "--model", "toy", "--port", "-1"], "port is -1; it must be from 0 to 65535"),
@@ -91,6 +94,7 @@ class TestSignals:
                 await anyio.sleep_forever()
             finally:
                 cancelled = True
+            return 0
 
         assert run(program, backend=backend) == 128 + signum  # type: ignore[arg-type]
         assert cancelled
@@ -111,6 +115,7 @@ class TestSignals:
             await stop.asked.wait()
             os.kill(os.getpid(), signum)
             await anyio.sleep_forever()
+            return 0
 
         assert run(program, backend=backend) == 128 + signum  # type: ignore[arg-type]
 
@@ -120,6 +125,7 @@ def test_what_a_program_raises_comes_out_alone(backend: str) -> None:
     async def program(stop: Stop) -> int:
         async with anyio.create_task_group():
             raise vidette.ModelError("broken")
+        return 0
 
     with pytest.raises(vidette.ModelError, match="broken"):
         run(program, backend=backend)  # type: ignore[arg-type]

@@ -13,6 +13,10 @@ SECONDS = 20.0
 """How long anything in these tests may take; all of it takes milliseconds."""
 
 
+class Silence:
+    """A client that has not sent all, and sends no more."""
+
+
 class Call:
     """One request to an app.
 
@@ -20,7 +24,7 @@ class Call:
         app: what is called.
         path: where.
         body: the request's body: bytes, or a value that becomes JSON.
-        pieces: the body in pieces instead; a None says that the client goes there.
+        pieces: the body in pieces instead; at a Silence it sends no more, at a None it goes.
     """
 
     def __init__(
@@ -31,7 +35,7 @@ class Call:
         *,
         method: str = "POST",
         headers: Iterable[tuple[bytes, bytes]] = (),
-        pieces: Iterable[bytes | None] | None = None,
+        pieces: Iterable[bytes | Silence | None] | None = None,
     ) -> None:
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         self._app = app
@@ -42,6 +46,8 @@ class Call:
         self._readable.set()
         self.raises: Exception | None = None
         """What the next send() raises."""
+        self.reads = -1
+        """After how many messages it stops to read."""
         self.sent: list[MutableMapping[str, Any]] = []
         self.asked = 0
         """How many pieces of the body were asked for."""
@@ -89,20 +95,25 @@ class Call:
             self.asked += 1
             if piece is None:
                 return {"type": "http.disconnect"}
+            if isinstance(piece, Silence):
+                await self._gone.wait()
+                return {"type": "http.disconnect"}
             return {"type": "http.request", "body": piece, "more_body": self.asked < len(self._pieces)}
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
+        await anyio.lowlevel.checkpoint()
         await self._readable.wait()
         if self.raises is not None:
             raise self.raises
         if self._gone.is_set():  # as servers do
             return
         self.sent.append(message)
+        if len(self.sent) == self.reads:
+            self.stop_reading()
         self._news.set()
         self._news = anyio.Event()
-        await anyio.lowlevel.checkpoint()
 
     async def wait_sent(self, count: int) -> None:
         """Wait until so many messages were sent, the start included."""

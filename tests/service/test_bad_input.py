@@ -121,7 +121,11 @@ WRONG: list[tuple[str, bytes, str | None]] = [
     (GENERATE, raw(GENERATE, '"sampling_params": {"temprature": 1}'), "sampling_params.temprature"),
     (GENERATE, raw(GENERATE, '"sampling_params": {"stop": "a"}'), "sampling_params.stop"),
     (GENERATE, raw(GENERATE, '"sampling_params": {"n": 2}'), "sampling_params.n"),
-    (GENERATE, raw(GENERATE, '"sampling_params": {"max_new_tokens": true}'), "sampling_params.max_new_tokens"),
+    (
+        GENERATE,
+        raw(GENERATE, '"sampling_params": {"max_new_tokens": true}'),
+        "sampling_params.max_new_tokens",
+    ),
     (GENERATE, raw(GENERATE, '"sampling_params": {"max_new_tokens": -1}'), "max_new_tokens"),
     (GENERATE, raw(GENERATE, '"return_logprob": true'), "return_logprob"),
     (GENERATE, raw(GENERATE, '"image_data": "x"'), "image_data"),
@@ -141,7 +145,9 @@ async def test_what_cannot_be_honoured(app: Starlette, path: str, body: bytes, p
 async def test_the_engine_goes_on_after_all_of_them(app: Starlette, engine: vidette.Engine) -> None:
     for path, body, _ in WRONG:
         assert (await call(app, path, body)).status == 400
-    assert (await call(app, GENERATE, raw(GENERATE, '"sampling_params": {"max_new_tokens": 3}'))).status == 200
+    assert (
+        await call(app, GENERATE, raw(GENERATE, '"sampling_params": {"max_new_tokens": 3}'))
+    ).status == 200
     assert engine.statistics().ledgers.total() == 0
 
 

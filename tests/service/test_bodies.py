@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 from starlette.applications import Starlette
 
 import vidette
-from tests.service.driver import Call, call
+from tests.service.driver import SECONDS, Call, Silence, call
 from vidette.service import ServiceLimits, build_app
 
 GENERATE = "/generate"
@@ -42,9 +43,10 @@ async def test_a_body_that_becomes_too_large_is_read_no_further(app: Starlette) 
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(app: Starlette) -> None:
-    done = await call(app, GENERATE, pieces=[])  # the driver's receive() then waits for ever
+    done = await call(app, GENERATE, pieces=[FINE[:10], Silence()])
     assert done.status == 408
     assert done.error["message"] == "the body did not arrive within 0.05 s"
+    assert done.headers["connection"] == "close"
 
 
 async def test_a_client_that_leaves_within_its_body_is_not_answered(app: Starlette) -> None:
@@ -66,7 +68,15 @@ async def test_a_web_page_must_say_that_it_sends_json(app: Starlette) -> None:
     assert (await call(app, GENERATE, FINE, headers=[origin, json])).status == 200
 
 
-async def test_pieces_are_asked_for_one_by_one(app: Starlette) -> None:
-    waiting = Call(app, GENERATE, pieces=[FINE])
-    await waiting.run()
-    assert waiting.asked == 1
+async def test_bodies_have_a_bound_together(engine: vidette.Engine) -> None:
+    app = build_app(engine, limits=ServiceLimits(body_bytes=1000, all_bodies_bytes=1500))
+    slow = Call(app, GENERATE, pieces=[b" " * 900, Silence()])
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(slow.run)
+            await anyio.wait_all_tasks_blocked()
+            assert (await call(app, GENERATE, FINE.ljust(600))).status == 200
+            refused = await call(app, GENERATE, FINE.ljust(601))
+            assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+            slow.leave()
+    assert (await call(app, GENERATE, FINE.ljust(1000))).status == 200

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.service.driver import call
 from starlette.applications import Starlette
 
 import vidette
+from tests.service.driver import call
 
 PATH = "/v1/chat/completions"
 
@@ -84,7 +84,9 @@ async def test_without_a_bound_the_model_ends_the_answer(app: Starlette) -> None
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_without_a_bound_and_an_end_the_context_is_filled(app: Starlette, engine: vidette.Engine) -> None:
+async def test_without_a_bound_and_an_end_the_context_is_filled(
+    app: Starlette, engine: vidette.Engine
+) -> None:
     body = chat(ignore_eos=True, messages=[{"role": "user", "content": "x" * (engine.max_total_tokens - 20)}])
     del body["max_tokens"]
     answer = (await call(app, PATH, body)).json()
@@ -113,7 +115,13 @@ async def test_parts_and_the_newer_names_mean_the_same(app: Starlette) -> None:
 
 
 async def test_an_answer_can_be_sent_back(app: Starlette) -> None:
-    echoed = {"role": "assistant", "content": "hm", "refusal": None, "tool_calls": None, "annotations": []}
+    echoed: dict[str, Any] = {
+        "role": "assistant",
+        "content": "hm",
+        "refusal": None,
+        "tool_calls": None,
+        "annotations": [],
+    }
     messages = [{"role": "user", "content": "hi"}, echoed, {"role": "user", "content": "go on"}]
     assert (await call(app, PATH, chat(messages=messages))).status == 200
 

@@ -66,7 +66,7 @@ class Faulty:
         self.info = engine.info
         self.max_total_tokens = engine.max_total_tokens
 
-    def generate(self, request: object) -> NoReturn:
+    def generate(self, _request: object) -> NoReturn:
         raise ExceptionGroup("secret", [ZeroDivisionError("secret")])
 
     async def heartbeat(self) -> None:
@@ -141,6 +141,22 @@ async def test_who_is_cancelled_by_the_stop_is_told(engine: vidette.Engine, stre
     assert error["message"] == "the server is stopping and cannot wait for this request"
     assert request.status == (200 if stream else 503)
     assert engine.statistics().ledgers.total() == 0
+
+
+async def test_nothing_is_said_within_an_answer_that_is_no_stream(engine: vidette.Engine) -> None:
+    gate = Gate()
+    request = Call(build_app(engine, gate=gate), "/generate", {"text": "x"})
+    request.reads = 1
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(request.run)
+            await request.wait_sent(1)
+            await engine.wait_quiet()
+            await anyio.wait_all_tasks_blocked()
+            gate.cancel()
+            await gate.wait_empty()
+            request.read_on()
+    assert [message["type"] for message in request.sent] == ["http.response.start"]
 
 
 async def test_who_does_not_listen_is_not_waited_for(engine: vidette.Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ async def test_each_event_holds_all_of_the_output_so_far(app: Starlette, seed: i
     assert done.headers["content-type"].startswith("text/event-stream")
     *events, last = done.events
     assert last == "[DONE]"
-    for event, following in zip(events, events[1:], strict=False):
+    for event, following in pairwise(events):
         assert following["text"].startswith(event["text"])
         assert following["output_ids"][: len(event["output_ids"])] == event["output_ids"]
         assert event["meta_info"]["finish_reason"] is None
@@ -72,7 +73,14 @@ async def test_defaults_are_those_of_the_library(app: Starlette) -> None:
 
 async def test_what_asks_for_nothing_is_accepted(app: Starlette) -> None:
     plain = (await call(app, PATH, request())).json()
-    sampling = {"n": 1, "stop": None, "min_p": 0.0, "repetition_penalty": 1.0, "temperature": None, "top_k": -1}
+    sampling = {
+        "n": 1,
+        "stop": None,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "temperature": None,
+        "top_k": -1,
+    }
     body = {**request(**sampling), "return_logprob": False, "image_data": None, "log_metrics": False}
     done = await call(app, PATH, body)
     assert done.status == 200, done.body

@@ -68,7 +68,9 @@ async def test_a_seed_gives_the_same_text_again(client: httpx.AsyncClient) -> No
     assert first["meta_info"]["completion_tokens"] == len(first["output_ids"]) <= 12
 
 
-async def test_a_client_that_leaves_during_the_prefill(client: httpx.AsyncClient, engine: vidette.Engine) -> None:
+async def test_a_client_that_leaves_during_the_prefill(
+    client: httpx.AsyncClient, engine: vidette.Engine
+) -> None:
     body = {"text": "The sentry rode on. " * 300, "sampling_params": {"max_new_tokens": 200}}
     with anyio.fail_after(SECONDS):
         async with anyio.create_task_group() as tasks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-ENGINE_OPTIONS = ("topology", "kv_tokens", "step_tokens", "max_running", "threads")
+ENGINE_OPTIONS = ("topology", "kv_tokens", "step_tokens", "max_running", "max_requests", "threads")
 
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +44,7 @@ def add_engine_options(parser: argparse.ArgumentParser, *, topology: str) -> Non
     group.add_argument("--kv-tokens", type=int, metavar="N", help="size of the KV pool in tokens")
     group.add_argument("--step-tokens", type=int, metavar="N", help="most tokens computed in one step")
     group.add_argument("--max-running", type=int, metavar="N", help="most requests computed at once")
+    group.add_argument("--max-requests", type=int, metavar="N", help="most requests that may live at once")
     group.add_argument("--threads", type=int, metavar="N", help="threads of the compute library")
 
 

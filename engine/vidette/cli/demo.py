@@ -15,11 +15,10 @@ import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
-import httpx
 import msgspec
 from anyio.streams.text import TextReceiveStream
 
@@ -28,6 +27,9 @@ from vidette.cli._options import add_model_option
 from vidette.cli._run import run, say
 from vidette.cli.pull import pull_with_progress
 from vidette.models import KNOWN_MODELS
+
+if TYPE_CHECKING:
+    import httpx
 
 QUESTION = "What does a sentry do? Answer in two sentences."
 MAX_TOKENS = 96
@@ -116,6 +118,8 @@ async def _hear(process: anyio.abc.Process, *, task_status: anyio.abc.TaskStatus
 
 async def _ask(url: str, question: str) -> None:
     """Ask in a chat, print the answer as it comes, and then what it took."""
+    import httpx  # noqa: PLC0415  the other commands need no HTTP client
+
     body = {
         "messages": [{"role": "user", "content": question}],
         "stream": True,

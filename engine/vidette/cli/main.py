@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments behind the program's name; None takes the process's.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no UTF-8 is no reason to stop
     try:
         options = _make_parser().parse_args(argv)
     except SystemExit as exit_:  # argparse has said why
@@ -50,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="vidette", description="An LLM serving engine on structured concurrency.")
+    parser = _Parser(
+        prog="vidette", description="An LLM serving engine on structured concurrency.", allow_abbrev=False
+    )
     parser.add_argument("--version", action="version", version=f"vidette {__version__}")
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -60,7 +65,8 @@ def _make_parser() -> argparse.ArgumentParser:
         command: Callable[[argparse.Namespace], int],
         fill: Callable[[argparse.ArgumentParser], None],
     ) -> None:
-        subparser = subparsers.add_parser(name, help=text, description=f"{text[:1].upper()}{text[1:]}.")
+        description = f"{text[:1].upper()}{text[1:]}."
+        subparser = subparsers.add_parser(name, help=text, description=description, allow_abbrev=False)
         subparser.set_defaults(command=command)
         fill(subparser)
 

@@ -7,6 +7,7 @@ signal's number when a signal ends it before it serves, or a second one while it
 from __future__ import annotations
 
 import argparse
+import math
 import socket
 
 import anyio
@@ -31,7 +32,7 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--drain-seconds",
-        type=float,
+        type=seconds,
         default=5.0,
         metavar="S",
         help="how long running requests may go on after a signal (default: 5)",
@@ -54,6 +55,14 @@ def serve(options: argparse.Namespace) -> int:
     # Before the model is loaded: a port that is taken shows at once.
     with bind(options.host, options.port, allow_remote=options.allow_remote) as sock:
         return run(lambda stop: _serve(options, sock, stop), uvloop=True)
+
+
+def seconds(text: str) -> float:
+    """Return a number of seconds given on the command line."""
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or more seconds")
+    return number
 
 
 async def _serve(options: argparse.Namespace, sock: socket.socket, stop: Stop) -> int:

@@ -2,7 +2,9 @@
 
 - `app`        build_app(): the routes
 - `openai`     /v1/chat/completions and /v1/models
+- `chat`       the body of a chat request: what of it is honoured, and as what
 - `native`     /generate, in the shape of SGLang's
+- `generation` what these two share: submit, wait, answer whole or in pieces
 - `responses`  one exchange of request and answer, and the scope that ends with its client
 - `bodies`     reading a body within bounds
 - `fields`     JSON objects with fields that are honoured, refused or unknown

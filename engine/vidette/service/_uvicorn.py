@@ -104,8 +104,8 @@ async def serving(
     with bare(body):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.run_until_told, sock)
-            await server.listening.wait()
             try:
+                await server.listening.wait()
                 with body.watched():
                     yield
             finally:

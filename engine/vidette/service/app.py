@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from vidette.api import Engine
 from vidette.errors import EngineBroken
+from vidette.service.bodies import BodyReader
 from vidette.service.errors import ErrorBody, ErrorDetail
 from vidette.service.gate import Gate
 from vidette.service.limits import ServiceLimits
@@ -36,12 +37,14 @@ def build_app(
         gate: what the server closes when it stops; None makes one that stays open.
     """
     inside = gate if gate is not None else Gate()
+    bodies = BodyReader(limits)
     openai = OpenAI(engine, limits)
     native = Native(engine)
     health = Health(engine, limits)
 
     def route(path: str, method: str, answer: Answer) -> Route:
-        return Route(path, Endpoint(answer, gate=inside, limits=limits), methods=[method])
+        endpoint = Endpoint(answer, gate=inside, bodies=bodies, limits=limits)
+        return Route(path, endpoint, methods=[method])
 
     app = Starlette(
         routes=[
@@ -69,7 +72,7 @@ class Health:
         self._engine = engine
         self._seconds = limits.health_seconds
 
-    async def answer(self, exchange: Exchange, body: bytes) -> None:  # noqa: ARG002
+    async def answer(self, exchange: Exchange) -> None:
         """Answer 200 if every part of the engine turns, 503 with the reason if not."""
         with anyio.move_on_after(self._seconds):
             await self._engine.heartbeat()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import anyio
 from starlette.types import Receive, Scope
 
+from vidette.errors import Overloaded
 from vidette.service.errors import BodyTooLarge, BodyTooSlow, WrongMediaType
 from vidette.service.limits import ServiceLimits
 
@@ -19,43 +20,60 @@ class ClientGone(Exception):  # noqa: N818  an event, not an error
     """The client has closed the connection."""
 
 
-async def read_body(scope: Scope, receive: Receive, limits: ServiceLimits) -> bytes:
-    """Return the whole body.
+class BodyReader:
+    """Reads the bodies of all requests of an app.
 
-    Raises:
-        BodyTooLarge: it says so, or it is; nothing of the excess is kept.
-        BodyTooSlow: it did not arrive in time.
-        WrongMediaType: see above.
-        ClientGone: the client left before its end.
+    Args:
+        limits: how long and how slow one may be, and how much of all may be here at once.
     """
-    headers = dict(scope["headers"])
-    said = headers.get(b"content-length", b"")
-    # Before the first receive(): a client that expects "100 Continue" then never sends it.
-    if said.isdigit() and int(said[:20]) > limits.body_bytes:
-        raise _too_large(limits)
-    if b"origin" in headers and not _says_json(headers.get(b"content-type", b"")):
-        raise WrongMediaType("a request from a web page must have the content type application/json")
-    with anyio.move_on_after(limits.body_seconds):
-        return await _read(receive, limits)
-    raise BodyTooSlow(f"the body did not arrive within {limits.body_seconds:g} s")
 
+    def __init__(self, limits: ServiceLimits) -> None:
+        self._limits = limits
+        self._held = 0
 
-async def _read(receive: Receive, limits: ServiceLimits) -> bytes:
-    body = bytearray()
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        body += message.get("body", b"")
-        if len(body) > limits.body_bytes:
-            raise _too_large(limits)
-        more = message.get("more_body", False)
-    return bytes(body)
+    async def read(self, scope: Scope, receive: Receive) -> bytes:
+        """Return the whole body of a request.
 
+        Raises:
+            BodyTooLarge: it says so, or it is; nothing of the excess is kept.
+            BodyTooSlow: it did not arrive in time.
+            Overloaded: too much of other bodies is being read.
+            WrongMediaType: see above.
+            ClientGone: the client left before its end.
+        """
+        headers = dict(scope["headers"])
+        said = headers.get(b"content-length", b"")
+        # Before the first receive(): a client that expects "100 Continue" then never sends it.
+        if said.isdigit() and int(said[:20]) > self._limits.body_bytes:
+            raise self._too_large()
+        if b"origin" in headers and not _says_json(headers.get(b"content-type", b"")):
+            raise WrongMediaType("a request from a web page must have the content type application/json")
+        with anyio.move_on_after(self._limits.body_seconds):
+            return await self._read(receive)
+        raise BodyTooSlow(f"the body did not arrive within {self._limits.body_seconds:g} s")
 
-def _too_large(limits: ServiceLimits) -> BodyTooLarge:
-    return BodyTooLarge(f"the body is too large: at most {limits.body_bytes} bytes are accepted")
+    async def _read(self, receive: Receive) -> bytes:
+        body = bytearray()
+        more = True
+        try:
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                piece: bytes = message.get("body", b"")
+                self._held += len(piece)
+                body += piece
+                if len(body) > self._limits.body_bytes:
+                    raise self._too_large()
+                if self._held > self._limits.all_bodies_bytes:
+                    raise Overloaded("too many bodies of other requests are being read; try again soon")
+                more = message.get("more_body", False)
+            return bytes(body)
+        finally:
+            self._held -= len(body)
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"the body is too large: at most {self._limits.body_bytes} bytes are accepted")
 
 
 def _says_json(content_type: bytes) -> bool:

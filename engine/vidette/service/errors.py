@@ -82,6 +82,8 @@ def headers_of(error: Exception) -> list[tuple[bytes, bytes]]:
     """Return the headers that an error adds to its answer."""
     if isinstance(error, Overloaded):
         return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after)))]
+    if isinstance(error, BodyTooSlow):  # the rest of it may come yet, or not
+        return [(b"connection", b"close")]
     return []
 
 

@@ -52,7 +52,7 @@ class Fields(Generic[T]):
         self._readers = {name: reader_of(hints[name]) for name in honoured.__struct_fields__}
         self._readers.update(readers or {})
         fields = msgspec.structs.fields(honoured)
-        self._required = {field.name for field in fields if field.required}
+        self._required = [field.name for field in fields if field.required]
         self._nullable = {name for name, hint in hints.items() if type(None) in typing.get_args(hint)}
         # Values stay raw until their field's turn, so that nothing is built of what is refused or unknown.
         names = msgspec.defstruct(

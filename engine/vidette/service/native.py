@@ -193,9 +193,9 @@ class Native:
             },
         )
 
-    async def generate(self, exchange: Exchange, body: bytes) -> None:
+    async def generate(self, exchange: Exchange) -> None:
         """Answer `POST /generate`."""
-        request = self._fields.decode(body)
+        request = self._fields.decode(exchange.take_body())
         await answer_generation(exchange, self._engine, request, NativeShape())
 
 

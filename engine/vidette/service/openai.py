@@ -143,9 +143,9 @@ class OpenAI:
         name = engine.info.name
         self._card = ModelCard(name, int(time.time()), name, engine.max_total_tokens)
 
-    async def chat_completions(self, exchange: Exchange, body: bytes) -> None:
+    async def chat_completions(self, exchange: Exchange) -> None:
         """Answer `POST /v1/chat/completions`."""
-        request, messages = read_chat(body, self._limits)
+        request, messages = read_chat(exchange.take_body(), self._limits)
         self._check_model(request.model)
         options = request.stream_options
         shape = ChatShape(self._card.id, include_usage=options is not None and options.include_usage)
@@ -157,11 +157,11 @@ class OpenAI:
         except UsageError as error:
             raise in_words_of_chat(error, request) from error
 
-    async def list_models(self, exchange: Exchange, body: bytes) -> None:  # noqa: ARG002
+    async def list_models(self, exchange: Exchange) -> None:
         """Answer `GET /v1/models`."""
         await exchange.send_json(ModelList((self._card,)))
 
-    async def show_model(self, exchange: Exchange, body: bytes) -> None:  # noqa: ARG002
+    async def show_model(self, exchange: Exchange) -> None:
         """Answer `GET /v1/models/{id}`."""
         self._check_model(exchange.path_params["id"])
         await exchange.send_json(self._card)

@@ -19,7 +19,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from vidette.errors import EngineClosed, Error
-from vidette.service.bodies import ClientGone, read_body
+from vidette.service.bodies import BodyReader, ClientGone
 from vidette.service.errors import body_of, headers_of, status_of
 from vidette.service.gate import Gate
 from vidette.service.limits import ServiceLimits
@@ -38,7 +38,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Exchange:
-    """An answer being sent.
+    """A request, and its answer being sent.
 
     Args:
         scope: of the request.
@@ -47,9 +47,15 @@ class Exchange:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.path_params: dict[str, str] = scope.get("path_params", {})
+        self.body = b""
         self._send_message = send
         self._started = False
-        self._ended = False
+        self._in_events = False
+
+    def take_body(self) -> bytes:
+        """Return the body of the request and forget it: an answer may take long, and needs it only once."""
+        body, self.body = self.body, b""
+        return body
 
     async def send_json(
         self, value: object, *, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()
@@ -58,11 +64,11 @@ class Exchange:
         body = msgspec.json.encode(value)
         await self._start(status, [JSON, (b"content-length", b"%d" % len(body)), *headers])
         await self._send({"type": "http.response.body", "body": body})
-        self._ended = True
 
     async def start_events(self) -> None:
         """Begin an answer of server-sent events; from here on its status is 200."""
         await self._start(200, EVENTS)
+        self._in_events = True
 
     async def send_events(self, values: Iterable[object]) -> None:
         """Send events, all in one piece; waits while the client is slow."""
@@ -73,26 +79,26 @@ class Exchange:
     async def end_events(self) -> None:
         """Say that the answer is complete."""
         await self._send({"type": "http.response.body", "body": DONE})
-        self._ended = True
+        self._in_events = False
 
     async def fail(self, error: Exception) -> None:
         """End with an error, in whatever way is still open.
 
         Before the first byte it is an answer of its own. In a stream it is the last event: no `[DONE]`
-        follows, so that nobody takes a torn answer for a whole one. Behind a complete answer there is
-        nothing to say.
+        follows, so that nobody takes a torn answer for a whole one. In or behind another answer there is
+        no place for it.
         """
         body = body_of(error)
         if not self._started:
             await self.send_json(body, status=status_of(error), headers=headers_of(error))
-        elif not self._ended:
+        elif self._in_events:
             event = b"data: %b\n\n" % msgspec.json.encode(body)
             await self._send({"type": "http.response.body", "body": event})
-            self._ended = True
+            self._in_events = False
 
     async def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        self._started = True
         await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        self._started = True
 
     async def _send(self, message: dict[str, object]) -> None:
         try:
@@ -101,22 +107,24 @@ class Exchange:
             raise ClientGone from error
 
 
-Answer = Callable[[Exchange, bytes], Awaitable[None]]
-"""Answers a request, given its body."""
+Answer = Callable[[Exchange], Awaitable[None]]
+"""Answers a request, or raises what goes wrong."""
 
 
 class Endpoint:
     """An ASGI app that answers the requests of one route.
 
     Args:
-        answer: what answers; raises what goes wrong.
+        answer: what answers.
         gate: counts the requests inside.
+        bodies: reads the bodies.
         limits: bounds of the service.
     """
 
-    def __init__(self, answer: Answer, *, gate: Gate, limits: ServiceLimits) -> None:
+    def __init__(self, answer: Answer, *, gate: Gate, bodies: BodyReader, limits: ServiceLimits) -> None:
         self._answer = answer
         self._gate = gate
+        self._bodies = bodies
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,17 +133,18 @@ class Endpoint:
         try:
             with self._gate.enter() as stop:
                 await self._answer_watched(exchange, scope, receive)
-        except EngineClosed as refusal:
+            if not stop.cancelled_caught:
+                return
+            refusal = EngineClosed("the server is stopping and cannot wait for this request")
+        except EngineClosed as error:  # of the gate: nothing else gets out
+            refusal = error
+        with anyio.move_on_after(self._limits.parting_seconds):
             await _part(exchange, refusal)
-            return
-        if stop.cancelled_caught:
-            with anyio.move_on_after(self._limits.parting_seconds):
-                await _part(exchange, EngineClosed("the server is stopping and cannot wait for this request"))
 
     async def _answer_watched(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
         """Answer in a scope that ends with the client; raises nothing that is not a cancellation."""
         try:
-            body = await read_body(scope, receive, self._limits)
+            exchange.body = await self._bodies.read(scope, receive)
         except ClientGone:
             return
         except Error as error:
@@ -144,7 +153,7 @@ class Endpoint:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope)
             try:
-                await self._answer(exchange, body)
+                await self._answer(exchange)
             except ClientGone:
                 pass
             except Exception as error:  # noqa: BLE001  the edge of the server: it answers, and lives on

@@ -204,7 +204,8 @@ class FrontMachine:
 
     def key(self) -> tuple[object, ...]:
         """Return a hashable picture: equal for machines that behave alike from here on."""
-        return (self._issued, *self._live.items(), *self._ended.items())
+        slots = frozenset(self._slots.items())
+        return (self._issued, slots, *self._live.items(), *self._ended.items())
 
     def _receive_absent(self, vid: Vid) -> None:
         if front_of(vid) != self._front_id or count_of(vid) >= self._issued:
@@ -216,9 +217,9 @@ class FrontMachine:
 
     def _move(self, vid: Vid, entry: _Entry, event: FrontEvent) -> FrontState:
         state = FRONT_TABLE[entry.state, event]
-        if state is FrontState.CLOSING or state is FrontState.OVER:
-            if self._slots.get(entry.rid) == vid:
-                del self._slots[entry.rid]
+        gone = state is FrontState.CLOSING or state is FrontState.OVER
+        if gone and self._slots.get(entry.rid) == vid:
+            del self._slots[entry.rid]
         if state is FrontState.OVER:
             del self._live[vid]
             self._remember(vid, _HOW[event])

@@ -7,7 +7,7 @@ from msgspec import Struct
 from vidette_protocol.messages.base import Message, Tag, WireVid
 
 
-class Hello(Message, tag=Tag.HELLO, frozen=True):
+class Hello(Message, tag=Tag.HELLO, kw_only=True, frozen=True):
     """Both ways, the first message of every link; a mismatch is refused with both versions named.
 
     Args:
@@ -25,7 +25,7 @@ class Hello(Message, tag=Tag.HELLO, frozen=True):
     incarnation: int = 0
 
 
-class Ready(Message, tag=Tag.READY, frozen=True):
+class Ready(Message, tag=Tag.READY, kw_only=True, frozen=True):
     """Scheduler or detokenizer to front: the model is loaded and work may come.
 
     Args:
@@ -42,7 +42,7 @@ class Ready(Message, tag=Tag.READY, frozen=True):
     step_tokens: int = 0
 
 
-class Failed(Message, tag=Tag.FAILED, frozen=True):
+class Failed(Message, tag=Tag.FAILED, kw_only=True, frozen=True):
     """Scheduler or detokenizer to front: this process ends by a fault of its own.
 
     Args:
@@ -72,7 +72,7 @@ class SchedulerLedger(Struct, array_like=True, frozen=True):
     steps: int = 0
 
 
-class HeartbeatReq(Message, tag=Tag.HEARTBEAT, frozen=True):
+class HeartbeatReq(Message, tag=Tag.HEARTBEAT, kw_only=True, frozen=True):
     """Round the ring, front to scheduler to detokenizer to front, through the step loop itself.
 
     It comes back only if every part turns; each part adds what it holds. Asked for when someone wants to
@@ -91,7 +91,7 @@ class HeartbeatReq(Message, tag=Tag.HEARTBEAT, frozen=True):
     detokenizer_open: int | None = None
 
 
-class FreezeGCReq(Message, tag=Tag.FREEZE_GC, frozen=True):
+class FreezeGCReq(Message, tag=Tag.FREEZE_GC, kw_only=True, frozen=True):
     """Round the ring like HeartbeatReq: collect garbage once, then leave what lives now out of collections.
 
     Args:
@@ -101,5 +101,5 @@ class FreezeGCReq(Message, tag=Tag.FREEZE_GC, frozen=True):
     id: int = 0
 
 
-class ShutdownReq(Message, tag=Tag.SHUTDOWN, frozen=True):
+class ShutdownReq(Message, tag=Tag.SHUTDOWN, kw_only=True, frozen=True):
     """Front to scheduler to detokenizer: end everything that lives, then exit with status 0."""

@@ -21,8 +21,8 @@ class FinishReason(Struct, array_like=True, frozen=True):
     """How a request ended.
 
     Args:
-        type: "stop" (the model ended it), "length" (`max_new_tokens` reached), "abort" (its caller did, and this is
-            the acknowledgement), "error" (this request failed alone).
+        type: "stop" (the model ended it), "length" (`max_new_tokens` reached), "abort" (its caller did, and
+            this is the acknowledgement), "error" (this request failed alone).
         matched: the end-of-sequence token id, with "stop".
         length: the bound that was reached, with "length".
         message: a sentence, with "abort" and "error".
@@ -74,7 +74,7 @@ class _Columns:
         self.reasons = [(i, row.reason) for i, row in enumerate(rows) if row.reason is not None]
 
 
-class _Rows(Message, frozen=True):
+class _Rows(Message, kw_only=True, frozen=True):
     """Columns that both step messages have.
 
     This class is complete: a field added here would shift those of its subclasses on the wire. New columns
@@ -92,7 +92,7 @@ class _Rows(Message, frozen=True):
     packed_offsets: memoryview = EMPTY
     packed_counts: memoryview | None = None
     packed_ids: memoryview = EMPTY
-    sparse_reasons: list[tuple[int, FinishReason]] = []
+    sparse_reasons: list[tuple[int, FinishReason]] = []  # noqa: RUF012  msgspec makes a new one each time
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -164,7 +164,7 @@ class _Rows(Message, frozen=True):
         return view_i32(self.packed_counts).tolist()
 
 
-class BatchTokenIDOutput(_Rows, tag=Tag.BATCH_TOKEN_ID_OUTPUT, frozen=True):
+class BatchTokenIDOutput(_Rows, tag=Tag.BATCH_TOKEN_ID_OUTPUT, kw_only=True, frozen=True):
     """Scheduler to detokenizer: what one step made, one row for each request that has something to say.
 
     Args:
@@ -196,7 +196,7 @@ class BatchTokenIDOutput(_Rows, tag=Tag.BATCH_TOKEN_ID_OUTPUT, frozen=True):
         ]
 
 
-class BatchStrOutput(_Rows, tag=Tag.BATCH_STR_OUTPUT, frozen=True):
+class BatchStrOutput(_Rows, tag=Tag.BATCH_STR_OUTPUT, kw_only=True, frozen=True):
     """Detokenizer to front: the text that a step added, row by row as in BatchTokenIDOutput.
 
     Args:
@@ -205,7 +205,7 @@ class BatchStrOutput(_Rows, tag=Tag.BATCH_STR_OUTPUT, frozen=True):
         detokenizer_open: requests the detokenizer holds after this message.
     """
 
-    output_strs: list[str] = []
+    output_strs: list[str] = []  # noqa: RUF012  as above
     ledger: SchedulerLedger = SchedulerLedger()
     detokenizer_open: int = 0
 

@@ -29,7 +29,7 @@ class GenerateReqInput(Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     stream: bool = False
 
 
-class TokenizedGenerateReqInput(Message, tag=Tag.TOKENIZED_GENERATE, frozen=True):
+class TokenizedGenerateReqInput(Message, tag=Tag.TOKENIZED_GENERATE, kw_only=True, frozen=True):
     """Front to scheduler: one request, tokenised and validated.
 
     Args:
@@ -64,7 +64,7 @@ class TokenizedGenerateReqInput(Message, tag=Tag.TOKENIZED_GENERATE, frozen=True
         return None
 
 
-class AbortReq(Message, tag=Tag.ABORT, frozen=True):
+class AbortReq(Message, tag=Tag.ABORT, kw_only=True, frozen=True):
     """Front to scheduler: the caller's scope has ended; free everything of one vid.
 
     The answer is an in-band finish with reason "abort", unless the request finished by itself before.

@@ -20,13 +20,14 @@ class SamplingParams(Struct, kw_only=True, frozen=True, omit_defaults=True, forb
     not know is refused instead of silently not honoured.
 
     Args:
-        max_new_tokens: most output tokens; 0 to Limits.max_new_tokens. None: as many as the context has room for.
+        max_new_tokens: most output tokens; 0 to Limits.max_new_tokens. None: as many as the context has room
+            for.
         temperature: >= 0 and finite; below 1e-6 the most probable token is taken (greedy).
         top_p: in (0, 1]; sample from the smallest set of tokens whose probabilities sum to at least this.
         top_k: -1 (all) or >= 1; sample from the k most probable tokens.
         ignore_eos: go on after an end-of-sequence token, until `max_new_tokens`.
-        sampling_seed: 0 to 2**63 - 1. A draw depends on the seed and the position in the output alone, so the same
-            seed gives the same text whatever else is in the batch. None: the front draws a seed.
+        sampling_seed: 0 to 2**63 - 1. A draw depends on the seed and the position in the output alone, so the
+            same seed gives the same text whatever else is in the batch. None: the front draws a seed.
     """
 
     max_new_tokens: int | None = 128

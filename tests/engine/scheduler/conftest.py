@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -26,6 +28,10 @@ from vidette_protocol.messages.columns import pack_i32
 
 VOCAB = 50
 EOS = 0
+DEADLINE = 20.0
+"""Seconds after which whatever was to happen is taken not to happen."""
+ENDLESS = 10_000
+"""More tokens than any test waits for."""
 NOT_A_NUMBER = -1
 """In place of a next token: the logits are not finite."""
 
@@ -79,6 +85,24 @@ class FakeModel:
             else:
                 logits[logit, token] = 40.0
         return logits
+
+
+class GatedModel(FakeModel):
+    """A model each of whose steps waits to be let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Semaphore(0)
+        self.gate = threading.Semaphore(0)
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        self.begun.release()
+        assert self.gate.acquire(timeout=DEADLINE)
+        return super().forward(plan)
+
+    def open(self) -> None:
+        """Let every step through from now on."""
+        self.gate.release(ENDLESS)
 
 
 def spans(plan: StepPlan) -> list[tuple[int, int]]:
@@ -206,6 +230,13 @@ class Driver:
         (answer,) = self.step(HeartbeatReq(id=0, floor=floor)).messages
         assert isinstance(answer, HeartbeatReq)
         assert answer.scheduler == SchedulerLedger(steps=self.ledger.steps)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_frozen() -> Iterator[None]:
+    """Give the garbage collector back what a test froze: it is the one of all tests."""
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

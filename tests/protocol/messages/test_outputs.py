@@ -6,16 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidette_fuzz.samples import SAMPLES
 from vidette_fuzz.strategies import str_rows, structs, token_rows
 from vidette_protocol.messages import (
     BatchStrOutput,
     BatchTokenIDOutput,
     FinishReason,
-    SamplingParams,
     SchedulerLedger,
     StrRow,
-    TokenizedGenerateReqInput,
     TokenRow,
     pack_i32,
     pack_i64,
@@ -111,36 +108,3 @@ def test_texts_are_as_many_as_rows() -> None:
 @pytest.mark.parametrize("columns", [columns for columns, _ in CONTRADICTIONS])
 def test_texts_do_not_hide_a_contradiction(columns: dict[str, Any]) -> None:
     assert BatchStrOutput(**AGREEING | columns, output_strs=["", "x"]).check_columns() is not None
-
-
-# --- requests ------------------------------------------------------------------------------------------
-
-
-def test_the_prompt_is_read_where_it_lies() -> None:
-    request = SAMPLES["request"]
-    assert isinstance(request, TokenizedGenerateReqInput)
-    assert request.token_ids.tolist() == [1, 15043, 3186]
-    assert request.token_ids.obj is request.input_ids.obj
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "params", "fault"),
-    [
-        (4, SamplingParams(sampling_seed=0), None),
-        (0, SamplingParams(sampling_seed=0), "input_ids has 0 bytes, not one or more int32"),
-        (6, SamplingParams(sampling_seed=0), "input_ids has 6 bytes, not one or more int32"),
-        (4, SamplingParams(sampling_seed=None), "max_new_tokens or sampling_seed is not set"),
-        (
-            4,
-            SamplingParams(sampling_seed=0, max_new_tokens=None),
-            "max_new_tokens or sampling_seed is not set",
-        ),
-    ],
-)
-def test_a_request_lacks_nothing_that_the_front_fills_in(
-    nbytes: int, params: SamplingParams, fault: str | None
-) -> None:
-    request = TokenizedGenerateReqInput(
-        vid=0, floor=0, rid="r", input_ids=memoryview(bytes(nbytes)), sampling_params=params
-    )
-    assert fault == request.check_columns()

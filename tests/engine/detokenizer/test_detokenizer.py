@@ -1,0 +1,147 @@
+"""Step messages in, step messages out: what is open, what ends, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vidette.detokenizer.detokenizer import Detokenizer
+from vidette.models.toy_tokenizer import toy_token_table
+from vidette_protocol.errors import RemoteProtocolError
+from vidette_protocol.messages import (
+    BatchStrOutput,
+    BatchTokenIDOutput,
+    FinishReason,
+    SchedulerLedger,
+    StrRow,
+    TokenRow,
+)
+
+STOP = FinishReason("stop", matched=256)
+ABORT = FinishReason("abort", message="the caller ended the request")
+LEDGER = SchedulerLedger(live=3, waiting=1, blocks_used=5, steps=9)
+
+
+@pytest.fixture
+def detokenizer() -> Detokenizer:
+    return Detokenizer(toy_token_table())
+
+
+def step(detokenizer: Detokenizer, *rows: TokenRow) -> list[StrRow]:
+    """Take one step; return its rows."""
+    message = detokenizer.step(BatchTokenIDOutput.from_rows(list(rows), LEDGER))
+    assert message.check_columns() is None
+    assert message.ledger == LEDGER
+    assert message.detokenizer_open == len(detokenizer)
+    return message.rows()
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(text.encode())
+
+
+def test_rows_come_out_in_order_with_their_text(detokenizer: Detokenizer) -> None:
+    rows = [TokenRow(7, 0, ids("one")), TokenRow(3, 0, ids("two")), TokenRow(5, 0, ids("é"), STOP)]
+    assert step(detokenizer, *rows) == [
+        StrRow(7, 0, ids("one"), None, "one"),
+        StrRow(3, 0, ids("two"), None, "two"),
+        StrRow(5, 0, ids("é"), STOP, "é"),
+    ]
+    assert len(detokenizer) == 2
+
+
+def test_a_character_goes_out_with_the_step_that_completes_it(detokenizer: Detokenizer) -> None:
+    fox = ids("🦊")
+    texts = [step(detokenizer, TokenRow(1, i, (fox[i],)))[0].text for i in range(4)]
+    assert texts == ["", "", "", "🦊"]
+
+
+def test_texts_of_several_requests_do_not_mix(detokenizer: Detokenizer) -> None:
+    fox, bear = ids("🦊"), ids("🐻")
+    for i in range(3):
+        rows = step(detokenizer, TokenRow(1, i, (fox[i],)), TokenRow(2, i, (bear[i],)))
+        assert [row.text for row in rows] == ["", ""]
+    rows = step(detokenizer, TokenRow(2, 3, (bear[3],)), TokenRow(1, 3, (fox[3],)))
+    assert [row.text for row in rows] == ["🐻", "🦊"]
+
+
+def test_an_end_says_what_was_held_back_and_drops_the_state(detokenizer: Detokenizer) -> None:
+    step(detokenizer, TokenRow(1, 0, (*ids("a"), 0xF0, 0x9F)))
+    assert len(detokenizer) == 1
+    assert step(detokenizer, TokenRow(1, 3, (), STOP)) == [StrRow(1, 3, (), STOP, "\ufffd")]
+    assert len(detokenizer) == 0
+
+
+def test_an_abort_in_the_queue_is_passed_on_and_opens_nothing(detokenizer: Detokenizer) -> None:
+    assert step(detokenizer, TokenRow(1, 0, (), ABORT)) == [StrRow(1, 0, (), ABORT, "")]
+    assert len(detokenizer) == 0
+
+
+def test_an_abort_in_the_middle_drops_the_state(detokenizer: Detokenizer) -> None:
+    step(detokenizer, TokenRow(1, 0, ids("ab")), TokenRow(2, 0, ids("c")))
+    assert step(detokenizer, TokenRow(1, 2, (), ABORT)) == [StrRow(1, 2, (), ABORT, "")]
+    assert len(detokenizer) == 1
+
+
+def test_a_step_without_rows_is_passed_on(detokenizer: Detokenizer) -> None:
+    assert detokenizer.step(BatchTokenIDOutput(ledger=LEDGER)) == BatchStrOutput(ledger=LEDGER)
+
+
+@pytest.mark.parametrize(
+    ("before", "row", "fault"),
+    [
+        ([], TokenRow(1, 1, (65,)), "is not open"),
+        ([], TokenRow(1, 4, (), ABORT), "is not open"),
+        (
+            [TokenRow(1, 0, (65, 66))],
+            TokenRow(1, 3, (67,)),
+            "expects offset 2",
+        ),
+        (
+            [TokenRow(1, 0, (65, 66))],
+            TokenRow(1, 1, (67,)),
+            "expects offset 2",
+        ),
+        (
+            [TokenRow(1, 0, (65,))],
+            TokenRow(1, 0, (65,)),
+            "expects offset 1",
+        ),
+        (
+            [TokenRow(1, 0, (65,), STOP)],
+            TokenRow(1, 1, (66,)),
+            "is not open",
+        ),
+    ],
+)
+def test_a_row_that_does_not_fit_is_a_fault_of_the_scheduler(
+    detokenizer: Detokenizer, before: list[TokenRow], row: TokenRow, fault: str
+) -> None:
+    for earlier in before:
+        step(detokenizer, earlier)
+    with pytest.raises(RemoteProtocolError) as caught:
+        step(detokenizer, row)
+    assert str(caught.value) == f"vid 1 {fault}, but a row at offset {row.offset} came"
+
+
+@given(
+    texts=st.lists(st.text(max_size=12), min_size=1, max_size=5),
+    picks=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), max_size=40),
+)
+def test_any_interleaving_gives_each_request_its_text(texts: list[str], picks: list[tuple[int, int]]) -> None:
+    """However the tokens of several requests are shared out to steps, each has its text, and none is left."""
+    detokenizer = Detokenizer(toy_token_table())
+    tokens = [ids(text) for text in texts]
+    said, done = [""] * len(texts), [0] * len(texts)
+    for pick, count in picks:
+        vid = pick % len(texts)
+        piece = tokens[vid][done[vid] : done[vid] + count]
+        (row,) = step(detokenizer, TokenRow(vid, done[vid], piece))
+        said[vid] += row.text
+        done[vid] += len(piece)
+    ends = [TokenRow(vid, done[vid], tokens[vid][done[vid] :], STOP) for vid in range(len(texts))]
+    for row in step(detokenizer, *ends):
+        said[row.vid] += row.text
+    assert texts == said
+    assert len(detokenizer) == 0

@@ -1,0 +1,192 @@
+"""What makes a request acceptable: each refusal names the field and shows the value."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vidette.errors import UsageError
+from vidette.front.checks import check_ids, check_request, settle_sampling
+from vidette_protocol.limits import Limits
+from vidette_protocol.messages import GenerateReqInput, SamplingParams
+from vidette_protocol.messages.sampling import MAX_SEED
+
+LIMITS = Limits(rid_chars=8, text_chars=20, max_new_tokens=100)
+
+
+def sampling(**params: Any) -> dict[str, Any]:
+    return {"text": "x", "sampling_params": SamplingParams(**params)}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": "x"},
+        {"text": "x" * 20},
+        {"text": "日本🦊"},
+        {"text": "a\x00b"},
+        {"input_ids": [1]},
+        {"input_ids": []},  # told once the vocabulary is known
+        {"text": "x", "rid": "12345678"},
+        {"text": "x", "rid": "ä"},
+        {"text": "x", "stream": True},
+        sampling(max_new_tokens=0),
+        sampling(max_new_tokens=100),
+        sampling(max_new_tokens=None),
+        sampling(temperature=0.0),
+        sampling(temperature=1e300),
+        sampling(top_p=1e-9),
+        sampling(top_k=1),
+        sampling(top_k=1 << 40),
+        sampling(sampling_seed=0),
+        sampling(sampling_seed=MAX_SEED),
+    ],
+)
+def test_what_can_be_served_is_accepted(fields: dict[str, Any]) -> None:
+    check_request(GenerateReqInput(**fields), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({}, "text", "neither is given of text and input_ids; give just one"),
+        ({"text": "x", "input_ids": [1]}, "text", "both are given of text and input_ids; give just one"),
+        ({"text": "x", "input_ids": []}, "text", "both are given of text and input_ids; give just one"),
+        ({"text": ""}, "text", "text is empty; a prompt has at least one token"),
+        ({"text": "x" * 21}, "text", "text has 21 characters; at most 20 are accepted"),
+        ({"text": "ab\ud800c"}, "text", r"text has '\ud800' at 2, half a surrogate pair"),
+        ({"text": "x", "rid": ""}, "rid", "rid has 0 characters; it must have 1 to 8"),
+        ({"text": "x", "rid": "123456789"}, "rid", "rid has 9 characters; it must have 1 to 8"),
+        ({"text": "x", "rid": "\udfff"}, "rid", r"rid has '\udfff' at 0, half a surrogate pair"),
+        (sampling(max_new_tokens=-1), "max_new_tokens", "max_new_tokens is -1; it must be from 0 to 100"),
+        (sampling(max_new_tokens=101), "max_new_tokens", "max_new_tokens is 101; it must be from 0 to 100"),
+        (
+            sampling(temperature=-0.5),
+            "temperature",
+            "temperature is -0.5; it must be a finite number, 0 (greedy) or more",
+        ),
+        (
+            sampling(temperature=math.nan),
+            "temperature",
+            "temperature is nan; it must be a finite number, 0 (greedy) or more",
+        ),
+        (
+            sampling(temperature=math.inf),
+            "temperature",
+            "temperature is inf; it must be a finite number, 0 (greedy) or more",
+        ),
+        (sampling(top_p=0.0), "top_p", "top_p is 0.0; it must be greater than 0 and at most 1"),
+        (sampling(top_p=1.1), "top_p", "top_p is 1.1; it must be greater than 0 and at most 1"),
+        (sampling(top_p=math.nan), "top_p", "top_p is nan; it must be greater than 0 and at most 1"),
+        (sampling(top_k=0), "top_k", "top_k is 0; it must be -1 (all tokens) or at least 1"),
+        (sampling(top_k=-2), "top_k", "top_k is -2; it must be -1 (all tokens) or at least 1"),
+        (
+            sampling(sampling_seed=-1),
+            "sampling_seed",
+            f"sampling_seed is -1; it must be from 0 to {MAX_SEED}",
+        ),
+        (
+            sampling(sampling_seed=MAX_SEED + 1),
+            "sampling_seed",
+            f"sampling_seed is {MAX_SEED + 1}; it must be from 0 to {MAX_SEED}",
+        ),
+    ],
+)
+def test_what_cannot_is_refused_by_name_and_value(fields: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_request(GenerateReqInput(**fields), LIMITS)
+    assert message == str(caught.value)
+    assert param == caught.value.param
+
+
+def test_a_text_that_is_too_long_has_the_code_that_clients_know() -> None:
+    with pytest.raises(UsageError) as caught:
+        check_request(GenerateReqInput(text="x" * 21), LIMITS)
+    assert caught.value.code == "context_length_exceeded"
+
+
+# --- token ids -------------------------------------------------------------------------------------
+
+
+@given(
+    ids=st.lists(st.one_of(st.integers(-2, 12), st.integers(-(2**80), 2**80)), max_size=8),
+    vocab_size=st.integers(1, 10),
+)
+def test_ids_are_accepted_just_when_all_are_in_the_vocabulary(ids: list[int], vocab_size: int) -> None:
+    """Ids within range come out packed and equal; else the first that is not is named, with its place."""
+    wrong = [(place, value) for place, value in enumerate(ids) if not 0 <= value < vocab_size]
+    if ids and not wrong:
+        packed = check_ids(ids, vocab_size)
+        assert packed.dtype == np.int32
+        assert packed.tolist() == ids
+        return
+    with pytest.raises(UsageError) as caught:
+        check_ids(ids, vocab_size)
+    assert caught.value.param == "input_ids"
+    if wrong:
+        place, value = wrong[0]
+        expected = f"input_ids[{place}] is {value}; token ids of this model are 0 to {vocab_size - 1}"
+    else:
+        expected = "input_ids is empty; a prompt has at least one token"
+    assert expected == str(caught.value)
+
+
+# --- what is left open -----------------------------------------------------------------------------
+
+
+@given(
+    wanted=st.one_of(st.none(), st.integers(0, 40)),
+    prompt=st.integers(1, 40),
+    most=st.integers(1, 40),
+    seed=st.one_of(st.none(), st.integers(0, MAX_SEED)),
+)
+def test_what_is_settled_fits_and_leaves_nothing_open(
+    wanted: int | None, prompt: int, most: int, seed: int | None
+) -> None:
+    """Either prompt and output fit together, and all that was open is set, or the request is refused."""
+    params = SamplingParams(max_new_tokens=wanted, sampling_seed=seed, temperature=0.3, top_k=7)
+    drawn = 4711
+    if prompt >= most or (wanted is not None and prompt + wanted > most):
+        with pytest.raises(UsageError) as caught:
+            settle_sampling(params, prompt, most, draw=lambda _: drawn)
+        assert caught.value.code == "context_length_exceeded"
+        return
+    settled = settle_sampling(params, prompt, most, draw=lambda _: drawn)
+    expected = most - prompt if wanted is None else wanted
+    assert settled == msgspec.structs.replace(
+        params, max_new_tokens=expected, sampling_seed=drawn if seed is None else seed
+    )
+
+
+def test_a_prompt_that_fills_the_context_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^the prompt has 10 tokens; at most 9 fit$") as caught:
+        settle_sampling(SamplingParams(max_new_tokens=None), 10, 10)
+    assert caught.value.param == "text"
+
+
+def test_more_output_than_there_is_room_for_is_refused_with_what_would_fit() -> None:
+    message = (
+        "the prompt has 4 tokens and max_new_tokens is 7, together 11; at most 10 fit: ask for at most 6"
+    )
+    with pytest.raises(UsageError, match=f"^{message}$") as caught:
+        settle_sampling(SamplingParams(max_new_tokens=7), 4, 10)
+    assert caught.value.param == "max_new_tokens"
+
+
+def test_a_seed_is_drawn_from_all_that_there_are() -> None:
+    asked = []
+
+    def draw(below: int) -> int:
+        asked.append(below)
+        return below - 1
+
+    assert settle_sampling(SamplingParams(), 1, 1000, draw).sampling_seed == MAX_SEED
+    assert asked == [MAX_SEED + 1]
+    seeds = {settle_sampling(SamplingParams(), 1, 1000).sampling_seed for _ in range(50)}
+    assert len(seeds) == 50
