@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from vidette import __version__
-from vidette.cli import demo, generate, pull, serve
+from vidette.cli import demo, fuzz, generate, pull, serve
 from vidette.errors import Error, UsageError
 
 INTERRUPTED = 130
@@ -74,4 +74,5 @@ def _make_parser() -> argparse.ArgumentParser:
     add("generate", "generate from one prompt", generate.generate, generate.add_parser)
     add("pull", "get a known model", pull.pull, pull.add_parser)
     add("demo", "serve a model, stream an answer from it, and stop", demo.demo, demo.add_parser)
+    add("fuzz", "try to break the protocol", fuzz.fuzz, fuzz.add_parser)
     return parser

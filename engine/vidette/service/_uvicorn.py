@@ -88,6 +88,7 @@ async def serving(
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="error",  # it warns of whatever nonsense a client sends
         access_log=False,  # it would tell who asked what
         server_header=False,
         proxy_headers=False,

@@ -100,7 +100,8 @@ class Front:
         scheduler, self._scheduler = RecordingChannel.pair()
         detokenizer, self.detokenizer_channel = RecordingChannel.pair()
         self.scheduler_channel = self._scheduler
-        self._posted = scheduler.posted
+        self.posted = scheduler.posted
+        """Frames that were sent to the scheduler."""
         self._read = 0
         self._codec = Codec(sends=SCHEDULER_TO_FRONT, receives=FRONT_TO_SCHEDULER)
         self.scheduler = Link(self._scheduler, self._codec, role="scheduler", peer="front")
@@ -136,7 +137,7 @@ class Front:
 
     def sent(self) -> list[Message]:
         """Return what was sent to the scheduler since this was asked last; looks, and waits for nothing."""
-        new = self._posted[self._read :]
+        new = self.posted[self._read :]
         self._read += len(new)
         return [self._codec.decode(frame) for frame in new]
 

@@ -17,7 +17,7 @@ from vidette_protocol.limits import Limits
 from vidette_protocol.messages import GenerateReqInput, SamplingParams
 from vidette_protocol.messages.sampling import MAX_SEED
 
-LIMITS = Limits(rid_chars=8, text_chars=20, max_new_tokens=100)
+LIMITS = Limits(rid_chars=8, text_chars=20, max_new_tokens=200)
 
 
 def sampling(**params: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def sampling(**params: Any) -> dict[str, Any]:
         {"text": "x", "rid": "ä"},
         {"text": "x", "stream": True},
         sampling(max_new_tokens=0),
-        sampling(max_new_tokens=100),
+        sampling(max_new_tokens=200),
         sampling(max_new_tokens=None),
         sampling(temperature=0.0),
         sampling(temperature=1e300),
@@ -64,8 +64,8 @@ def test_what_can_be_served_is_accepted(fields: dict[str, Any]) -> None:
         ({"text": "x", "rid": ""}, "rid", "rid has 0 characters; it must have 1 to 8"),
         ({"text": "x", "rid": "123456789"}, "rid", "rid has 9 characters; it must have 1 to 8"),
         ({"text": "x", "rid": "\udfff"}, "rid", r"rid has '\udfff' at 0, half a surrogate pair"),
-        (sampling(max_new_tokens=-1), "max_new_tokens", "max_new_tokens is -1; it must be from 0 to 100"),
-        (sampling(max_new_tokens=101), "max_new_tokens", "max_new_tokens is 101; it must be from 0 to 100"),
+        (sampling(max_new_tokens=-1), "max_new_tokens", "max_new_tokens is -1; it must be from 0 to 200"),
+        (sampling(max_new_tokens=201), "max_new_tokens", "max_new_tokens is 201; it must be from 0 to 200"),
         (
             sampling(temperature=-0.5),
             "temperature",
