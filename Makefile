@@ -4,6 +4,7 @@
 PYTHON ?= python3
 MODEL ?= smollm2-135m-instruct
 SECONDS ?= 60
+SEED ?= $(shell date +%s)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,8 +42,10 @@ format: $(VENV)/.installed-dev  ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
-fuzz: $(VENV)/.installed-dev  ## try to break the protocol for SECONDS=60
-	$(BIN)/python fuzz/run.py --seconds $(SECONDS)
+fuzz: $(VENV)/.installed-dev  ## try to break the protocol in three ways, for SECONDS=60 each
+	$(BIN)/vidette fuzz explore --budget $(SECONDS)s
+	$(BIN)/vidette fuzz lifecycle --seconds $(SECONDS) --seed $(SEED)
+	$(BIN)/vidette fuzz codec --seconds $(SECONDS) --seed $(SEED)
 
 reference: $(VENV)/.installed  ## draw the generated parts of docs/reference anew
 	$(BIN)/python docs/make_reference.py

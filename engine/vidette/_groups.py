@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import anyio
+
 
 class Body:
     """What the caller's block raised, if it did; set inside the task group, read outside of it."""
@@ -33,7 +35,9 @@ def bare(body: Body) -> Iterator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        alone = _sole(group, body.error)
+        # On trio those who were cancelled meanwhile are in it as well; beside an error they say nothing.
+        _, errors = group.split(anyio.get_cancelled_exc_class())
+        alone = _sole(errors or group, body.error)
         if alone is group:
             raise
         # As trio does it: the context that the exception had is its own, not this unwrapping.
@@ -42,7 +46,7 @@ def bare(body: Body) -> Iterator[None]:
             raise alone
         finally:
             alone.__context__ = context
-            del alone, context, group
+            del alone, context, errors, group
 
 
 def sole_cause(error: BaseException) -> BaseException:

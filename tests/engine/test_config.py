@@ -15,6 +15,11 @@ from vidette.errors import UsageError
 from vidette.models import BLOCK_SIZE
 from vidette_protocol.ids import MAX_FRONT_ID
 
+TOO_MANY = (
+    "max_running is 257; it must be at most step_tokens (256), so that every running request "
+    "advances in each step"
+)
+
 
 def test_the_defaults_make_sense() -> None:
     assert check_config(EngineConfig()) == EngineConfig()
@@ -48,12 +53,7 @@ def test_what_is_just_within_bounds_is_accepted(options: dict[str, Any]) -> None
         ({"step_tokens": -5}, "step_tokens", "step_tokens is -5; it must be at least 1"),
         ({"max_running": 0}, "max_running", "max_running is 0; it must be at least 1"),
         ({"max_requests": 0}, "max_requests", "max_requests is 0; it must be at least 1"),
-        (
-            {"max_running": 257},
-            "max_running",
-            "max_running is 257; it must be at most step_tokens (256), so that every running request advances "
-            "in each step",
-        ),
+        ({"max_running": 257}, "max_running", TOO_MANY),
         ({"topology": "rings"}, "topology", "topology is 'rings'; it must be 'processes' or 'inline'"),
         ({"threads": 0}, "threads", "threads is 0; it must be at least 1"),
         ({"start_timeout": -1.0}, "start_timeout", "start_timeout is -1.0; it must be 0 seconds or more"),

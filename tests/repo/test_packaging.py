@@ -113,7 +113,7 @@ def test_the_source_distribution_can_be_built_and_tested(built: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt", "Makefile"}
-    assert names >= {"tests/conftest.py", "docs/index.md", "engine/vidette/api.py", "fuzz/run.py", ".ci/run"}
+    assert names >= {"tests/conftest.py", "docs/index.md", "engine/vidette/api.py", ".ci/run"}
     assert not any("__pycache__" in name for name in names)
 
 

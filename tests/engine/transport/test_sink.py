@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from vidette.transport.framing import HEADER, split
+from vidette.transport.framing import HEADER, LinkClosed, split
 from vidette.transport.sink import Sink
 
 FRAME = bytes(range(250)) * 4
@@ -70,9 +70,9 @@ def test_closing_it_is_the_end_for_the_reader(small_pair: tuple[socket.socket, s
     assert right.recv(100) == b""
 
 
-def test_a_reader_that_is_gone_is_an_os_error(small_pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_reader_that_is_gone_is_told(small_pair: tuple[socket.socket, socket.socket]) -> None:
     sink = Sink(small_pair[0])
     small_pair[1].close()
     sink.put(b"")
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises(LinkClosed):
         sink.flush()

@@ -1,0 +1,158 @@
+"""Extension 3: numpy.ndarray, and NumPy scalars; NumPy is imported here, when something of it travels."""
+
+# ruff: noqa: PLC0415
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec.msgpack import Ext
+
+from vidette_protocol.errors import DecodeError
+from vidette_protocol.ext.dtypes import NUMPY_DTYPES
+from vidette_protocol.ext.layout import ExtCode, Flat, Shape, check_bools, check_nbytes, decode_part, join, split
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_METADATA: Final = msgspec.msgpack.Decoder(tuple[Shape, str])
+
+
+def encode_numpy(value: object) -> object:
+    """Return what is encoded in place of something of NumPy's.
+
+    Raises:
+        TypeError: it does not travel.
+    """
+    import numpy as np
+
+    match value:
+        case np.ndarray():
+            return Ext(ExtCode.NDARRAY, pack_ndarray(value))
+        case np.generic():
+            return plain_scalar(value)
+    raise TypeError(f"{value!r} does not travel, except inside ModelData if it is a dtype")
+
+
+def pack_ndarray(value: np.ndarray) -> bytes:
+    """Return the payload of an array, whatever its strides and byte order.
+
+    Raises:
+        TypeError: it is of a subclass that means more than its elements do, or of a dtype that does not
+            travel.
+    """
+    _check(value)
+    return join([value.shape, value.dtype.str], _raw(value))
+
+
+def flatten_ndarray(value: np.ndarray) -> Flat:
+    """Return what an array is made of, in the byte order of this machine, its dtype under torch's name.
+
+    Raises:
+        TypeError: as `pack_ndarray`.
+    """
+    _check(value)
+    native = value.dtype.newbyteorder("=")
+    return Flat(value.shape, native.name, _raw(value.astype(native, copy=False)))
+
+
+def _check(value: np.ndarray) -> None:
+    import numpy as np
+
+    if type(value) not in (np.ndarray, np.memmap):
+        raise TypeError(f"a {type(value).__name__} does not travel; send `numpy.asarray()` of it")
+    if value.dtype.str not in NUMPY_DTYPES:
+        raise TypeError(f"an array of dtype {value.dtype} does not travel")
+
+
+def _raw(value: np.ndarray) -> memoryview:
+    """Return the bytes of an array, which are copied only if they do not lie in C order."""
+    import numpy as np
+
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+
+
+def unpack_ndarray(payload: memoryview, *, copy: bool) -> np.ndarray:
+    """Return an array.
+
+    Args:
+        payload: as `pack_ndarray` returns it.
+        copy: whether it owns its memory; else it is a view of the payload, as writable as that is, and
+            not always aligned.
+
+    Raises:
+        DecodeError: the payload is no array.
+        ImportError: NumPy is not installed here.
+    """
+    import numpy as np
+
+    metadata, raw = split(payload)
+    shape, name = decode_part(_METADATA, metadata, "metadata")
+    if name not in NUMPY_DTYPES:
+        raise DecodeError(f"an array of dtype {name!r} is not allowed")
+    check_nbytes(shape, NUMPY_DTYPES[name], raw)
+    if name == "|b1":
+        check_bools(raw)
+    value = np.ndarray(shape, name, buffer=raw)
+    return value.copy() if copy else value
+
+
+def stack_ndarrays(values: list[np.ndarray]) -> np.ndarray:
+    """Join arrays of one shape along a new first axis.
+
+    Raises:
+        ValueError: their shapes differ.
+    """
+    import numpy as np
+
+    return np.stack(values)
+
+
+def plain_scalar(value: np.generic) -> bool | int | float | str | bytes:
+    """Return what Python has for a NumPy scalar.
+
+    Raises:
+        TypeError: Python has nothing that travels.
+    """
+    import numpy as np
+
+    match value:
+        case np.bool_():
+            return bool(value)
+        case np.integer():
+            return int(value)
+        case np.floating():
+            return float(value)
+        case np.str_():
+            return str(value)
+        case np.bytes_():
+            return bytes(value)
+    raise TypeError(f"a scalar of dtype {value.dtype} does not travel")
+
+
+def name_dtype(value: object) -> str:
+    """Return what is written for a dtype.
+
+    Raises:
+        TypeError: it does not travel.
+    """
+    import numpy as np
+
+    if not isinstance(value, np.dtype) or value.str not in NUMPY_DTYPES:
+        raise TypeError(f"dtype {value!r} does not travel")
+    return value.str
+
+
+def find_dtype(name: str) -> np.dtype:
+    """Return the dtype of a name.
+
+    Raises:
+        DecodeError: it is not allowed.
+        ImportError: NumPy is not installed here.
+    """
+    import numpy as np
+
+    if name not in NUMPY_DTYPES:
+        raise DecodeError(f"a NumPy dtype {name!r} is not allowed")
+    return np.dtype(name)
