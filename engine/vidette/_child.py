@@ -16,7 +16,8 @@ from vidette._groups import sole_cause
 from vidette.config import EngineConfig
 from vidette.errors import Error
 from vidette.models import load_token_table, resolve
-from vidette.transport.channel import Channel, LinkClosed
+from vidette.transport.channel import Channel
+from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
 from vidette.transport.spawn import ChildSpec, guard
 from vidette_protocol.codec import DETOKENIZER_TO_FRONT, SCHEDULER_TO_FRONT, Codec

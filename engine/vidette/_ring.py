@@ -17,8 +17,10 @@ from msgspec import Struct
 from vidette._groups import sole_cause
 from vidette.config import EngineConfig
 from vidette.errors import EngineBroken
-from vidette.models import ModelSource, load_token_table
-from vidette.transport.channel import Channel, FrameChannel, LinkClosed, socket_pair
+from vidette.front.manager import RoleFailed
+from vidette.models import TokenTable
+from vidette.transport.channel import Channel, FrameChannel, socket_pair
+from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
 from vidette.transport.memory import MemoryChannel
 from vidette.transport.spawn import Child, describe_exit
@@ -29,12 +31,15 @@ from vidette_protocol.codec import (
     SCHEDULER_TO_FRONT,
     Codec,
 )
-from vidette_protocol.errors import ProtocolError
+from vidette_protocol.errors import ProtocolError, RemoteProtocolError
 from vidette_protocol.messages import Failed, Ready
 
 PATIENCE_SECONDS = 0.2
-"""How long a mere sign of trouble (a closed link, a clean exit) waits for the cause of it: another role's death,
-or the exit status of this one. A process with torch loaded takes about 0.1 s to die."""
+"""How long a mere sign of trouble (a closed link, a clean exit) waits for the cause of it: another role's
+death, or the exit status of this one. A process with torch loaded takes about 0.1 s to die."""
+
+REAP_SECONDS = 2.0
+"""How long a killed process may take to be gone."""
 
 
 class Breakdown(Struct, frozen=True):
@@ -89,8 +94,8 @@ class Ring:
         )
         self.children: list[Child] = []
         self.breakdown: Breakdown | None = None
-        self.broken = anyio.Event()
-        """Set with `breakdown`."""
+        self.ended = anyio.Event()
+        """Set once it has broken down, or is told to stop."""
         self._suspicion: Breakdown | None = None
         self._stopping = False
         self._running = 0
@@ -121,8 +126,8 @@ class Ring:
                 await self._suspect(Breakdown(f"a link closed before the engine was ready: {error}"))
             except ProtocolError as error:
                 self.break_down(Breakdown(f"the engine cannot start: {error}", cause=error))
-            except EngineBroken as error:
-                self.break_down(Breakdown(str(error), role=error.role))
+            except RoleFailed as failed:
+                await self._suspect(_breakdown_of(failed))
             tasks.cancel_scope.cancel()
         if self.breakdown is not None:
             raise self.breakdown.error()
@@ -134,7 +139,7 @@ class Ring:
         if self._stopping or self.breakdown is not None:
             return
         self.breakdown = breakdown
-        self.broken.set()
+        self.ended.set()
         self.kill()
 
     async def hear(self, role: str, listen: Callable[[], Awaitable[None]]) -> None:
@@ -143,18 +148,20 @@ class Ring:
             await listen()
         except LinkClosed:
             await self._suspect(Breakdown(f"the link to the {role} closed", role=role))
-        except EngineBroken as error:
-            self.break_down(Breakdown(str(error), role=error.role))
+        except RoleFailed as failed:
+            await self._suspect(_breakdown_of(failed))
         except ProtocolError as error:
             self.break_down(Breakdown(f"the {role} broke the protocol: {error}", role=role, cause=error))
 
     async def stop(self, timeout: float) -> None:
-        """Wait until both roles, told by ShutdownReq, have ended; end them after `timeout` seconds."""
+        """Wait until both roles, told by ShutdownReq, have ended; after `timeout` seconds kill what has not."""
         self._stopping = True
+        self.ended.set()
         if self.breakdown is None:
-            with anyio.move_on_after(timeout):
-                while self._running:
-                    await self._stopped.wait()
+            await self._wait_stopped(timeout)
+        if self.children:
+            self.kill()
+            await self._wait_stopped(REAP_SECONDS)  # here rather than in close(), which would block the loop
 
     def kill(self) -> None:
         """End at once whatever process still runs."""
@@ -202,11 +209,16 @@ class Ring:
         """Note a sign that may be the echo of something else; break down by it if nothing else shows."""
         if self._stopping:
             return
-        if self._suspicion is None or self._suspicion.exit_status is None:
+        if self._suspicion is None or (self._suspicion.exit_status is None is not breakdown.exit_status):
             self._suspicion = breakdown
         with anyio.move_on_after(PATIENCE_SECONDS):
-            await self.broken.wait()
+            await self.ended.wait()
         self.break_down(self._suspicion)
+
+    async def _wait_stopped(self, timeout: float) -> None:
+        with anyio.move_on_after(timeout):
+            while self._running:
+                await self._stopped.wait()
 
     def _begin(self) -> None:
         self._running += 1
@@ -217,7 +229,7 @@ class Ring:
         self._stopped = anyio.Event()
 
     async def _cancel_when_broken(self, scope: anyio.CancelScope) -> None:
-        await self.broken.wait()
+        await self.ended.wait()
         scope.cancel("a role of the engine ended")
 
 
@@ -261,8 +273,14 @@ def start_processes(config: EngineConfig, tasks: anyio.abc.TaskGroup, *, backend
     return ring
 
 
-def start_inline(config: EngineConfig, source: ModelSource, tasks: anyio.abc.TaskGroup) -> Ring:
-    """Start scheduler and detokenizer as tasks of the group."""
+def start_inline(config: EngineConfig, table: TokenTable, tasks: anyio.abc.TaskGroup) -> Ring:
+    """Start scheduler and detokenizer as tasks of the group.
+
+    Args:
+        config: how the engine is built.
+        table: the bytes of each token.
+        tasks: what owns them.
+    """
     from vidette.detokenizer.process import run_detokenizer  # noqa: PLC0415
     from vidette.scheduler.build import build_loop  # noqa: PLC0415
     from vidette.scheduler.process import run_scheduler  # noqa: PLC0415
@@ -287,7 +305,7 @@ def start_inline(config: EngineConfig, source: ModelSource, tasks: anyio.abc.Tas
 
     async def detokenizer() -> None:
         try:
-            await run_detokenizer(detokenizer_scheduler, detokenizer_front, table=load_token_table(source))
+            await run_detokenizer(detokenizer_scheduler, detokenizer_front, table=table)
         finally:
             detokenizer_front.close()
             detokenizer_scheduler.close()
@@ -312,5 +330,10 @@ async def _receive_ready(link: Link) -> Ready:
     if isinstance(message, Ready):
         return message
     if isinstance(message, Failed):
-        raise EngineBroken(f"the {message.role} failed: {message.message}", role=message.role)
-    raise EngineBroken(f"{type(message).__name__} came instead of Ready")
+        raise RoleFailed(link.peer, message)
+    raise RemoteProtocolError(f"{type(message).__name__} came instead of Ready")
+
+
+def _breakdown_of(failed: RoleFailed) -> Breakdown:
+    """What a role says of its own failure; its exit, which follows, says the status as well."""
+    return Breakdown(f"the {failed.role} failed: {failed}", role=failed.role)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from operator import index
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
+import anyio.abc
 import msgspec
 import sniffio
-from anyio import to_thread
 from msgspec import Struct
 
 from vidette._groups import Body, bare
 from vidette._ring import ProcessInfo, Ring, import_roles, start_inline, start_processes
 from vidette.config import EngineConfig, check_config
-from vidette.errors import EngineBroken, UsageError
+from vidette.errors import EngineBroken, EngineClosed, UsageError
 from vidette.front.manager import TokenizerManager, Totals
+from vidette.front.offload import ThreadOffload
 from vidette.front.stream import Stream
-from vidette.models import ModelInfo, load_tokenizer, read_info, resolve
+from vidette.models import ModelInfo, load_token_table, load_tokenizer, read_info, resolve
 from vidette_protocol.messages import GenerateReqInput, Ready, SamplingParams
-
-T = TypeVar("T")
 
 TOKENISING_THREADS = 2
 """How many prompts of one engine are tokenised at once."""
@@ -174,9 +174,14 @@ class Engine:
         await self._manager.wait_quiet()
 
     async def wait_broken(self) -> EngineBroken:
-        """Wait until a process of the engine ends before its time; return the error that all waiters get."""
-        await self._ring.broken.wait()
-        assert self._ring.breakdown is not None
+        """Wait until a process of the engine ends before its time; return the error that all waiters get.
+
+        Raises:
+            EngineClosed: the engine was closed, and was not broken before.
+        """
+        await self._ring.ended.wait()
+        if self._ring.breakdown is None:
+            raise EngineClosed("the engine was closed, and was not broken before")
         return self._ring.breakdown.error()
 
 
@@ -195,58 +200,62 @@ async def open_engine(model: str | None = None, **options: Any) -> AsyncGenerato
     """
     config = _config(model, options)
     source = resolve(config.model)
-    info = read_info(source)
-    offload = _Offload()
-    tokenizer = await offload(lambda: load_tokenizer(source))
-    if config.topology == "inline":
-        await offload(import_roles)
     body = Body()
     ring: Ring | None = None
     try:
         with bare(body):
-            async with anyio.create_task_group() as tasks:
-                if config.topology == "inline":
-                    ring = start_inline(config, source, tasks)
-                else:
-                    ring = start_processes(config, tasks, backend=sniffio.current_async_library())
-                try:
-                    ready = await _open(ring, config.start_timeout)
-                    manager = TokenizerManager(
-                        ring.scheduler,
-                        ring.detokenizer,
-                        tokenizer=tokenizer,
-                        info=info,
-                        ready=ready,
-                        offload=offload,
-                        max_requests=config.max_requests,
-                        front_id=config.front_id,
-                    )
+            async with anyio.create_task_group() as scope_of_caller:
+                with body.watched():
+                    tasks = await scope_of_caller.start(_own)
                     try:
-                        tasks.start_soon(_tell_broken, ring, manager)
-                        tasks.start_soon(ring.hear, "scheduler", manager.hear_scheduler)
-                        tasks.start_soon(ring.hear, "detokenizer", manager.hear_detokenizer)
-                        with body.watched():
+                        offload = ThreadOffload(tasks, TOKENISING_THREADS)
+                        info = await offload(partial(read_info, source))
+                        tokenizer = await offload(partial(load_tokenizer, source))
+                        if config.topology == "inline":
+                            await offload(import_roles)
+                            table = await offload(partial(load_token_table, source))
+                            ring = start_inline(config, table, tasks)
+                        else:
+                            ring = start_processes(config, tasks, backend=sniffio.current_async_library())
+                        manager: TokenizerManager | None = None
+                        try:
+                            ready = await _open(ring, config.start_timeout)
+                            manager = TokenizerManager(
+                                ring.scheduler,
+                                ring.detokenizer,
+                                tokenizer=tokenizer,
+                                info=info,
+                                ready=ready,
+                                offload=offload,
+                                max_requests=config.max_requests,
+                                front_id=config.front_id,
+                            )
+                            tasks.start_soon(_tell_broken, ring, manager)
+                            tasks.start_soon(ring.hear, "scheduler", manager.hear_scheduler)
+                            tasks.start_soon(ring.hear, "detokenizer", manager.hear_detokenizer)
                             yield Engine(manager, ring)
+                        finally:
+                            if manager is not None:
+                                manager.shutdown()
+                            with anyio.CancelScope(shield=True):  # bounded: stop() has deadlines of its own
+                                await ring.stop(config.stop_timeout if manager is not None else 0)
                     finally:
-                        manager.shutdown()
-                        with anyio.CancelScope(shield=True):  # bounded: stop() has a deadline of its own
-                            await ring.stop(config.stop_timeout)
-                finally:
-                    ring.kill()
-                    tasks.cancel_scope.cancel("the engine was closed")
+                        tasks.cancel_scope.cancel("the engine was closed")
     finally:
         if ring is not None:  # all its tasks have ended: nobody waits for a descriptor any more
             ring.close()
 
 
-class _Offload:
-    """Runs blocking calls in threads, a few at a time; a caller who is cancelled leaves at once."""
+async def _own(*, task_status: anyio.abc.TaskStatus[anyio.abc.TaskGroup]) -> None:
+    """Own the tasks of an engine, apart from the scope of the caller.
 
-    def __init__(self) -> None:
-        self._limiter = anyio.CapacityLimiter(TOKENISING_THREADS)
-
-    async def __call__(self, function: Callable[[], T], /) -> T:
-        return await to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter)
+    A caller whose scope is cancelled leaves his block first, and may still read there what comes meanwhile;
+    so the engine's own tasks end when the engine is closed, and not before.
+    """
+    with anyio.CancelScope(shield=True):
+        async with anyio.create_task_group() as tasks:
+            task_status.started(tasks)
+            await anyio.sleep_forever()
 
 
 async def _open(ring: Ring, timeout: float) -> Ready:
@@ -258,9 +267,9 @@ async def _open(ring: Ring, timeout: float) -> Ready:
 
 
 async def _tell_broken(ring: Ring, manager: TokenizerManager) -> None:
-    await ring.broken.wait()
-    assert ring.breakdown is not None
-    manager.end(ring.breakdown.error)
+    await ring.ended.wait()
+    if ring.breakdown is not None:
+        manager.end(ring.breakdown.error)
 
 
 def _config(model: str | None, options: Mapping[str, object]) -> EngineConfig:
@@ -292,6 +301,8 @@ def _request(
         raise UsageError(
             f"sampling_params: {error}; the names are {names}", param="sampling_params"
         ) from error
+    if isinstance(prompt, bytes | bytearray | memoryview):
+        raise UsageError(f"the prompt is {type(prompt).__name__}; give a str or token ids", param="text")
     if isinstance(prompt, str):
         return GenerateReqInput(rid=rid, text=prompt, sampling_params=params)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from msgspec import Struct
@@ -25,7 +26,8 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         max_running: most requests computed at once.
         max_requests: most requests that may live in the front; more are refused as Overloaded.
         threads: threads of the compute library; None leaves its default.
-        start_timeout: seconds until every process has to be ready.
+        start_timeout: seconds until every process has to be ready. With "inline" the weights are read by a
+            thread of this process, which cannot be stopped: opening then ends when that has ended.
         stop_timeout: seconds the processes have to end by themselves, once told to.
         front_id: high bits of every vid; unique among the fronts of a deployment.
     """
@@ -71,8 +73,8 @@ def check_config(config: EngineConfig) -> EngineConfig:
         raise UsageError(f"threads is {config.threads}; it must be at least 1", param="threads")
     for name in ("start_timeout", "stop_timeout"):
         value = getattr(config, name)
-        if not value >= 0:  # NaN neither
-            raise UsageError(f"{name} is {value}; it must be 0 seconds or more", param=name)
+        if not 0 <= value < math.inf:  # NaN neither
+            raise UsageError(f"{name} is {value}; it must be 0 seconds or more, and finite", param=name)
     if not 0 <= config.front_id <= MAX_FRONT_ID:
         raise UsageError(
             f"front_id is {config.front_id}; it must be from 0 to {MAX_FRONT_ID}", param="front_id"

@@ -1,6 +1,7 @@
 """The engine for programs without an event loop: the same calls, blocking.
 
-An event loop runs in a thread of its own for as long as the engine is open; every call is a visit to it.
+An event loop runs in a thread of its own for as long as the engine is open; every call is a visit to it. A
+call that is interrupted, by Ctrl-C for one, is cancelled there as well.
 
 ```
 with vidette.sync.open_engine() as engine:
@@ -12,26 +13,30 @@ with vidette.sync.open_engine() as engine:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from typing import Any, Literal, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from vidette import api
 from vidette.api import Statistics
+from vidette.errors import EngineBroken, EngineClosed
 from vidette.front.stream import Completion, Delta
 from vidette.front.stream import Stream as AsyncStream
 from vidette.models import ModelInfo
 from vidette_protocol.messages import GenerateReqInput, SamplingParams
 
+T = TypeVar("T")
+
 
 class Stream:
     """The output of one request, as it comes; see `vidette.Stream`."""
 
-    def __init__(self, stream: AsyncStream, portal: BlockingPortal) -> None:
+    def __init__(self, stream: AsyncStream, loop: _Loop) -> None:
         self._stream = stream
-        self._portal = portal
+        self._loop = loop
 
     @property
     def rid(self) -> str:
@@ -48,38 +53,45 @@ class Stream:
         """The text taken so far."""
         return self._stream.text
 
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The output tokens taken so far."""
+        return self._stream.token_ids
+
     def __iter__(self) -> Iterator[Delta]:
         """Yield what comes, until the end.
 
         Raises:
-            RequestError, EngineBroken, EngineClosed: as the asynchronous stream.
+            RequestError, EngineBroken, EngineClosed, UsageError: as the asynchronous stream.
         """
-        while True:
-            delta = self._portal.call(self._next)
-            if delta is None:
-                return
+        # StopAsyncIteration cannot leave the loop: it would arrive as a RuntimeError. So None says it.
+        while (delta := self._loop.call(self._next)) is not None:
             yield delta
 
     def read(self) -> Completion:
         """Wait for the end, and return all of it, whatever was taken before."""
-        return self._portal.call(self._stream.read)
+        return self._loop.call(self._stream.read)
 
     async def _next(self) -> Delta | None:
-        # StopAsyncIteration cannot cross the portal: it would arrive as a RuntimeError.
         return await anext(self._stream, None)
 
 
 class Engine:
     """A running engine; made by `open_engine()`. Safe to use from several threads."""
 
-    def __init__(self, engine: api.Engine, portal: BlockingPortal) -> None:
+    def __init__(self, engine: api.Engine, loop: _Loop) -> None:
         self._engine = engine
-        self._portal = portal
+        self._loop = loop
 
     @property
     def info(self) -> ModelInfo:
         """The model: name, vocabulary, context."""
         return self._engine.info
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Most tokens of prompt and output together that one request may have."""
+        return self._engine.max_total_tokens
 
     @contextmanager
     def generate(
@@ -90,25 +102,37 @@ class Engine:
         rid: str | None = None,
     ) -> Iterator[Stream]:
         """Generate text; the request lives exactly as long as the block. See `vidette.Engine.generate`."""
-        opened = self._engine.generate(prompt, sampling_params=sampling_params, rid=rid)
-        with self._portal.wrap_async_context_manager(opened) as stream:
-            yield Stream(stream, self._portal)
+        request = self._engine.generate(prompt, sampling_params=sampling_params, rid=rid)
+        stream = self._loop.enter(request)
+        try:
+            yield Stream(stream, self._loop)
+        finally:
+            with suppress(EngineClosed):  # then the request was ended with the engine
+                self._loop.call(request.__aexit__, None, None, None)
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render a conversation with the model's template. See `vidette.Engine.render_chat`."""
-        return self._portal.call(self._engine.render_chat, messages)
+        return self._loop.call(self._engine.render_chat, messages)
 
     def statistics(self) -> Statistics:
         """Return a picture of what is held and what was done."""
-        return self._portal.call(self._engine.statistics)
+        return self._engine.statistics()
 
     def heartbeat(self) -> Statistics:
         """Ask round the ring and return a picture as of now."""
-        return self._portal.call(self._engine.heartbeat)
+        return self._loop.call(self._engine.heartbeat)
+
+    def freeze_gc(self) -> None:
+        """Collect garbage once and leave what lives out of collections. See `vidette.Engine.freeze_gc`."""
+        self._loop.call(self._engine.freeze_gc)
 
     def wait_quiet(self) -> None:
         """Wait until no request is held anywhere."""
-        self._portal.call(self._engine.wait_quiet)
+        self._loop.call(self._engine.wait_quiet)
+
+    def wait_broken(self) -> EngineBroken:
+        """Wait until a process of the engine ends before its time. See `vidette.Engine.wait_broken`."""
+        return self._loop.call(self._engine.wait_broken)
 
 
 @contextmanager
@@ -125,8 +149,51 @@ def open_engine(
     Raises:
         UsageError, ModelError, EngineBroken: as `vidette.open_engine`.
     """
-    with (
-        start_blocking_portal(backend) as portal,
-        portal.wrap_async_context_manager(api.open_engine(model, **options)) as engine,
-    ):
-        yield Engine(engine, portal)
+    with start_blocking_portal(backend) as portal:
+        # Opened and closed by one task, as the task group in it demands.
+        with portal.wrap_async_context_manager(api.open_engine(model, **options)) as engine:
+            yield Engine(engine, _Loop(portal))
+        # A call of another thread that still waits for something hears that it is over.
+        portal.call(portal.stop, True)
+
+
+class _Loop:
+    """The event loop of an engine, as seen from other threads."""
+
+    def __init__(self, portal: BlockingPortal) -> None:
+        self._portal = portal
+
+    def call(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
+        """Return what a function returns when it runs on the loop; cancel it there if we are interrupted.
+
+        Raises:
+            EngineClosed: the loop has ended, or ends before the function does.
+        """
+        future = self._start(function, *args)
+        try:
+            return self._wait(future)
+        except BaseException:
+            future.cancel()  # no effect if it has ended by itself
+            raise
+
+    def enter(self, manager: AbstractAsyncContextManager[T]) -> T:
+        """Enter a context manager; leave it again if we are interrupted just when it was entered."""
+        future: Future[T] = self._start(manager.__aenter__)
+        try:
+            return self._wait(future)
+        except BaseException:
+            if not future.cancel() and not future.cancelled() and future.exception() is None:
+                self.call(manager.__aexit__, None, None, None)
+            raise
+
+    def _start(self, function: Callable[..., Awaitable[T]], *args: object) -> Future[T]:
+        try:
+            return self._portal.start_task_soon(function, *args)
+        except RuntimeError as error:  # the portal has stopped
+            raise EngineClosed("the engine was closed; open another one") from error
+
+    def _wait(self, future: Future[T]) -> T:
+        try:
+            return future.result()
+        except CancelledError as error:  # by the end of the loop: nobody else cancels it
+            raise EngineClosed("the engine was closed while this call waited") from error

@@ -106,10 +106,9 @@ class Codec:
             message = self._decoder.decode(frame)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise DecodeError(f"a frame of {len(frame)} bytes is no message of this link: {error}") from error
-        if isinstance(message, BatchTokenIDOutput | BatchStrOutput | TokenizedGenerateReqInput):
-            fault = message.check_columns()
-            if fault is not None:
-                raise DecodeError(f"{type(message).__name__}: {fault}")
+        fault = message.check_columns()
+        if fault is not None:
+            raise DecodeError(f"{type(message).__name__}: {fault}")
         return message
 
     def check_hello(self, hello: Message, *, role: str) -> Hello:

@@ -99,7 +99,10 @@ async def test_an_error_of_the_body_comes_out_bare(topology: str) -> None:
         async with open_engine("toy", topology=topology):
             raise LookupError("mine")
     with pytest.raises(LookupError, match="inner"):
-        async with open_engine("toy", topology="inline") as engine, engine.generate("x", sampling_params=ENDLESS):
+        async with (
+            open_engine("toy", topology="inline") as engine,
+            engine.generate("x", sampling_params=ENDLESS),
+        ):
             raise LookupError("inner")
 
 

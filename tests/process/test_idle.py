@@ -19,9 +19,10 @@ ALLOWED = 0.005
 
 def cpu_seconds(pid: int) -> float:
     """CPU time of all threads of a process so far, to the nanosecond."""
-    return sum(
-        int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()
-    ) / 1e9
+    return (
+        sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir())
+        / 1e9
+    )
 
 
 async def test_idle_cpu_is_zero(topology: str) -> None:

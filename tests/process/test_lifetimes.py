@@ -145,7 +145,9 @@ async def test_what_was_left_reaches_nobody(topology: str) -> None:
                 expected = await alone.read()
             for _ in range(10):
                 for number in range(5):
-                    async with engine.generate(f"not mine {number}", sampling_params=ENDLESS, rid="r") as stream:
+                    async with engine.generate(
+                        f"not mine {number}", sampling_params=ENDLESS, rid="r"
+                    ) as stream:
                         if number % 2:
                             await anext(stream)
                 async with engine.generate("mine", sampling_params=SHORT, rid="r") as stream:

@@ -75,9 +75,7 @@ def test_a_child_whose_parent_is_gone_before_it_looks_exits() -> None:
     """A child compares its parent with the one that started it: no window is left open."""
     read, write = os.pipe()
     try:
-        spec = (
-            '{"links":{},"guard":%d,"parent":1,"die_with_thread":true,"incarnation":0,"backend":"asyncio","config":{}}'
-        )
+        spec = '{"links":{},"guard":%d,"parent":1,"die_with_thread":true,"incarnation":0,"backend":"asyncio","config":{}}'
         child = subprocess.run(
             [sys.executable, "-m", "vidette._child", "scheduler", spec % read],
             pass_fds=[read],

@@ -177,6 +177,16 @@ async def test_a_conversation_has_a_bound(engine: vidette.Engine) -> None:
     assert done.error["message"] == "messages has 4 items; at most 3 are accepted"
 
 
+async def test_parts_have_a_bound_over_all_messages(engine: vidette.Engine) -> None:
+    app = build_app(engine, limits=ServiceLimits(parts=3))
+    part = {"type": "text", "text": "x"}
+    messages = [{"role": "user", "content": [part]}, {"role": "user", "content": [part, part]}]
+    assert (await call(app, CHAT, {"messages": messages, "max_tokens": 1})).status == 200
+    done = await call(app, CHAT, {"messages": [*messages, *messages]})
+    assert done.status == 400
+    assert done.error["message"] == "messages[2].content has 1 items; at most 0 are accepted"
+
+
 @pytest.mark.parametrize(
     ("path", "method", "status", "code"),
     [

@@ -9,7 +9,8 @@ import msgspec
 
 from vidette.detokenizer.detokenizer import Detokenizer
 from vidette.models.interface import TokenTable
-from vidette.transport.channel import FrameChannel, LinkClosed
+from vidette.transport.channel import FrameChannel
+from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
 from vidette_protocol.codec import (
     DETOKENIZER_TO_FRONT,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 
 import msgspec
 import numpy as np
@@ -15,12 +15,29 @@ from vidette_protocol.messages import GenerateReqInput, SamplingParams, check_sa
 from vidette_protocol.messages.sampling import MAX_SEED
 
 
-def check_request(request: GenerateReqInput, limits: Limits) -> None:
-    """Check everything that can be told before tokenising.
+def check_request(request: GenerateReqInput, limits: Limits, max_total_tokens: int) -> GenerateReqInput:
+    """Check everything that can be told before tokenising; return the request, its types made sure of.
+
+    What is proportional to the request's size comes last.
+
+    Args:
+        request: as it came; whoever builds one in Python may have put anything into it.
+        limits: bounds of the protocol.
+        max_total_tokens: most tokens of prompt and output together.
 
     Raises:
         UsageError: with the field and the value at fault.
     """
+    ids = request.input_ids
+    if isinstance(ids, Sized) and len(ids) >= max_total_tokens:
+        raise _prompt_too_long(len(ids), max_total_tokens, "input_ids")
+    if isinstance(request.text, str) and len(request.text) > limits.text_chars:
+        raise UsageError(
+            f"text has {len(request.text)} characters; at most {limits.text_chars} are accepted",
+            param="text",
+            code="context_length_exceeded",
+        )
+    request = _typed(request)
     if request.rid is not None and not 0 < len(request.rid) <= limits.rid_chars:
         raise UsageError(
             f"rid has {len(request.rid)} characters; it must have 1 to {limits.rid_chars}", param="rid"
@@ -31,18 +48,34 @@ def check_request(request: GenerateReqInput, limits: Limits) -> None:
     if (request.text is None) == (request.input_ids is None):
         given = "both are" if request.text is not None else "neither is"
         raise UsageError(f"{given} given of text and input_ids; give just one", param="text")
-    if request.text is not None:
-        if not request.text:
-            raise UsageError("text is empty; a prompt has at least one token", param="text")
-        if len(request.text) > limits.text_chars:
-            raise UsageError(
-                f"text has {len(request.text)} characters; at most {limits.text_chars} are accepted",
-                param="text",
-                code="context_length_exceeded",
-            )
+    if request.text == "":
+        raise UsageError("text is empty; a prompt has at least one token", param="text")
     fault = check_sampling(request.sampling_params, limits)
     if fault is not None:
         raise UsageError(fault, param=fault.split(" ", 1)[0])
+    return request
+
+
+def _typed(request: GenerateReqInput) -> GenerateReqInput:
+    fields = msgspec.structs.asdict(request)
+    if isinstance(request.sampling_params, SamplingParams):
+        fields["sampling_params"] = msgspec.structs.asdict(request.sampling_params)
+    try:
+        return msgspec.convert(fields, GenerateReqInput)
+    except msgspec.ValidationError as error:
+        problem, _, inside = str(error).partition(" - at `$.")
+        path = inside.removesuffix("`") or "the request"
+        raise UsageError(
+            f"{path} is not valid: {problem[:1].lower()}{problem[1:]}", param=path.rpartition(".")[2]
+        ) from error
+
+
+def _prompt_too_long(prompt_tokens: int, max_total_tokens: int, param: str) -> UsageError:
+    return UsageError(
+        f"the prompt has {prompt_tokens} tokens; at most {max_total_tokens - 1} fit",
+        param=param,
+        code="context_length_exceeded",
+    )
 
 
 def _check_characters(name: str, value: str) -> None:
@@ -95,11 +128,7 @@ def settle_sampling(
     """
     room = max_total_tokens - prompt_tokens
     if room < 1:
-        raise UsageError(
-            f"the prompt has {prompt_tokens} tokens; at most {max_total_tokens - 1} fit",
-            param="text",
-            code="context_length_exceeded",
-        )
+        raise _prompt_too_long(prompt_tokens, max_total_tokens, "text")
     wanted = params.max_new_tokens
     if wanted is not None and wanted > room:
         raise UsageError(

@@ -16,7 +16,7 @@ import anyio
 import anyio.lowlevel
 from msgspec import Struct
 
-from vidette.errors import DuplicateRequest, EngineBroken, EngineClosed, Error, Overloaded, UsageError
+from vidette.errors import DuplicateRequest, EngineClosed, Error, Overloaded, UsageError
 from vidette.front.checks import check_ids, check_request, settle_sampling
 from vidette.front.stream import Stream
 from vidette.models.interface import ModelInfo, Tokenizer
@@ -39,6 +39,8 @@ from vidette_protocol.messages import (
 )
 
 T = TypeVar("T")
+Asked = HeartbeatReq | FreezeGCReq
+"""What comes back round the ring to whoever asked."""
 
 
 class Offload(Protocol):
@@ -52,7 +54,7 @@ class Totals(Struct):
     """What has become of requests since the start.
 
     Args:
-        submitted: admitted by the front.
+        submitted: sent to the scheduler; what the front refuses is in none of these.
         finished: came to their own end.
         aborted: left by their callers before.
         failed: ended with an error, of their own or of the engine.
@@ -127,7 +129,7 @@ class TokenizerManager:
             EngineBroken, EngineClosed: the engine serves no more.
         """
         self._check_open()
-        check_request(request, self._limits)
+        request = check_request(request, self._limits, self.ready.max_total_tokens)
         vid, rid = self._submit(request.rid)
         try:
             ids = await self._tokenise(request)
@@ -139,6 +141,7 @@ class TokenizerManager:
             )
             self._scheduler.post(message)
             self._machine.send(vid)
+            self.totals.submitted += 1
             stream = self._routes[vid] = Stream(rid, vid, len(ids) // 4)
             yield stream
         finally:  # no await in here: nothing of it can be cancelled
@@ -149,7 +152,9 @@ class TokenizerManager:
 
         Raises:
             ChatTemplateError: it does not fit the template.
+            EngineBroken, EngineClosed: the engine serves no more.
         """
+        self._check_open()
         return await self._offload(lambda: self._tokenizer.render_chat(messages))
 
     def _submit(self, rid: str | None) -> tuple[Vid, str]:
@@ -160,18 +165,16 @@ class TokenizerManager:
             vid = self._machine.submit(Rid(name))
         except DuplicateRid as error:
             raise DuplicateRequest(name) from error
-        self.totals.submitted += 1
         return vid, name
 
     def _leave(self, vid: Vid) -> None:
         """End a request from the caller's side; nothing happens if it is over."""
-        self._routes.pop(vid, None)
-        live = len(self._machine)
         if self._machine.abort(vid):
             self._scheduler.post(AbortReq(vid=vid, floor=self._machine.floor))
             self.totals.aborted += 1
-        elif len(self._machine) < live:  # it had not been sent
-            self.totals.aborted += 1
+        stream = self._routes.pop(vid, None)
+        if stream is not None:  # another task may wait for it still
+            stream.fail(_left)
         self._note_quiet()
 
     async def _tokenise(self, request: GenerateReqInput) -> memoryview:
@@ -197,7 +200,7 @@ class TokenizerManager:
         """
         self._asked += 1
         answer = await self._ask(HeartbeatReq(id=self._asked, floor=self._machine.floor))
-        assert isinstance(answer, HeartbeatReq)
+        assert isinstance(answer, HeartbeatReq)  # _Question has seen to it
         return answer
 
     async def freeze_gc(self) -> None:
@@ -209,18 +212,16 @@ class TokenizerManager:
         self._asked += 1
         await self._ask(FreezeGCReq(id=self._asked))
 
-    async def _ask(self, question: HeartbeatReq | FreezeGCReq) -> HeartbeatReq | FreezeGCReq:
+    async def _ask(self, question: Asked) -> Asked:
         self._check_open()
-        waiting = self._questions[question.id] = _Question()
+        waiting = _Question(type(question))
+        self._questions[question.id] = waiting
         try:
             self._scheduler.post(question)
             await waiting.answered.wait()
         finally:
             del self._questions[question.id]
-        if waiting.failure is not None:
-            raise waiting.failure()
-        assert waiting.answer is not None
-        return waiting.answer
+        return waiting.answer()
 
     async def wait_quiet(self) -> None:
         """Wait until no request lives anywhere: every end has come round the ring."""
@@ -240,19 +241,14 @@ class TokenizerManager:
             return
         self._ended = failure
         for vid in self._machine.lost():
-            self.totals.failed += 1
             stream = self._routes.get(vid)
-            if stream is not None:
+            if stream is not None:  # one that was not sent yet finds out when it would be
+                self.totals.failed += 1
                 stream.fail(failure)
         for question in self._questions.values():
             question.failure = failure
             question.answered.set()
         self._note_quiet()
-
-    @property
-    def ended(self) -> Error | None:
-        """Why the front serves no more; None while it does."""
-        return None if self._ended is None else self._ended()
 
     def __len__(self) -> int:
         """Return how many requests are not over."""
@@ -270,6 +266,7 @@ class TokenizerManager:
         Raises:
             LinkClosed: the detokenizer is gone.
             RemoteProtocolError: it broke the protocol.
+            RoleFailed: it says that it failed.
         """
         while True:
             message = await self._detokenizer.receive()
@@ -279,7 +276,7 @@ class TokenizerManager:
                 case HeartbeatReq() | FreezeGCReq():
                     self._answer(message)
                 case Failed():
-                    raise EngineBroken(f"the {message.role} failed: {message.message}", role=message.role)
+                    raise RoleFailed(self._detokenizer.peer, message)
                 case _:
                     raise RemoteProtocolError(f"{type(message).__name__} came after the handshake")
 
@@ -289,12 +286,12 @@ class TokenizerManager:
         Raises:
             LinkClosed: the scheduler is gone.
             RemoteProtocolError: it broke the protocol.
-            EngineBroken: it says that it failed.
+            RoleFailed: it says that it failed.
         """
         while True:
             message = await self._scheduler.receive()
             if isinstance(message, Failed):
-                raise EngineBroken(f"the {message.role} failed: {message.message}", role=message.role)
+                raise RoleFailed(self._scheduler.peer, message)
             raise RemoteProtocolError(f"{type(message).__name__} came after the handshake")
 
     def _route(self, message: BatchStrOutput) -> None:
@@ -313,7 +310,7 @@ class TokenizerManager:
         self.totals.dropped = self._machine.dropped
         self._note_quiet()
 
-    def _answer(self, message: HeartbeatReq | FreezeGCReq) -> None:
+    def _answer(self, message: Asked) -> None:
         if isinstance(message, HeartbeatReq):
             if message.scheduler is not None:
                 self.scheduler_ledger = message.scheduler
@@ -321,8 +318,7 @@ class TokenizerManager:
                 self.detokenizer_open = message.detokenizer_open
         question = self._questions.get(message.id)
         if question is not None:  # else whoever asked has left
-            question.answer = message
-            question.answered.set()
+            question.settle(message)
 
     def _note_quiet(self) -> None:
         if not len(self._machine):
@@ -330,12 +326,41 @@ class TokenizerManager:
             self._quiet = anyio.Event()
 
 
+class RoleFailed(Exception):  # noqa: N818  what it is told, not an error of the front's
+    """A role says that it ends by a fault of its own; its exit will follow."""
+
+    def __init__(self, role: str, failed: Failed) -> None:
+        super().__init__(failed.message)
+        self.role = role
+
+
 class _Question:
     """A control call that waits for its answer to come round the ring."""
 
-    __slots__ = ("answer", "answered", "failure")
+    __slots__ = ("_answer", "_kind", "answered", "failure")
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Asked]) -> None:
+        self._kind = kind
+        self._answer: Asked | None = None
         self.answered = anyio.Event()
-        self.answer: HeartbeatReq | FreezeGCReq | None = None
         self.failure: Callable[[], Error] | None = None
+
+    def settle(self, answer: Asked) -> None:
+        if type(answer) is not self._kind:
+            raise RemoteProtocolError(
+                f"{type(answer).__name__} {answer.id} came back, but {self._kind.__name__} was asked"
+            )
+        self._answer = answer
+        self.answered.set()
+
+    def answer(self) -> Asked:
+        if self.failure is not None:
+            raise self.failure()
+        assert self._answer is not None
+        return self._answer
+
+
+def _left() -> Error:
+    return UsageError(
+        "the block of this request was left, and the request with it; read it inside of its block"
+    )

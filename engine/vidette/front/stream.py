@@ -75,6 +75,7 @@ class Stream:
         self._taken_texts: list[str] = []
         self._taken_ids: list[int] = []
         self._ended = False
+        self._waiting = False
 
     # --- the caller's side -------------------------------------------------------
 
@@ -90,13 +91,17 @@ class Stream:
             RequestError: this request failed inside the engine.
             EngineBroken: a process of the engine ended.
             EngineClosed: the engine was closed meanwhile.
+            UsageError: the request's block was left meanwhile.
+            anyio.BusyResourceError: another task waits for the next delta.
         """
         if self._ended:
             await anyio.lowlevel.checkpoint()
+            self._check_failed()
             raise StopAsyncIteration
         await self._wait_news()
-        if self._failure is not None:
-            raise self._failure()
+        if not (self._ids or self._texts or self._reason):
+            self._ended = True
+            self._check_failed()
         delta = Delta("".join(self._texts), tuple(self._ids), self._reason)
         self._texts.clear()
         self._ids.clear()
@@ -104,8 +109,7 @@ class Stream:
         self._taken_ids.extend(delta.token_ids)
         if delta.finish_reason is not None:
             self._ended = True
-            if delta.finish_reason.type == "error":
-                raise RequestError(f"request {self.rid!r} failed: {delta.finish_reason.message}")
+            self._check_failed()
         return delta
 
     async def read(self) -> Completion:
@@ -144,12 +148,24 @@ class Stream:
         """The output tokens taken so far."""
         return tuple(self._taken_ids)
 
+    def _check_failed(self) -> None:
+        if self._failure is not None:
+            raise self._failure()
+        if self._reason is not None and self._reason.type == "error":
+            raise RequestError(f"request {self.rid!r} failed: {self._reason.message}")
+
     async def _wait_news(self) -> None:
         if self._has_news:
             await anyio.lowlevel.checkpoint()
-        while not self._has_news:
-            self._news = anyio.Event()
-            await self._news.wait()
+        if self._waiting:
+            raise anyio.BusyResourceError("reading from")
+        self._waiting = True
+        try:
+            while not self._has_news:
+                self._news = anyio.Event()
+                await self._news.wait()
+        finally:
+            self._waiting = False
 
     @property
     def _has_news(self) -> bool:

@@ -22,6 +22,7 @@ from vidette.models.interface import BLOCK_SIZE, Model, StepPlan
 from vidette.scheduler.blocks import BlockPool
 from vidette.scheduler.policy import Budget, decide
 from vidette.scheduler.sampler import NOT_FINITE, SampleRows, sample
+from vidette_protocol.errors import RemoteProtocolError
 from vidette_protocol.ids import Vid
 from vidette_protocol.lifecycle import Row, SchedulerMachine
 from vidette_protocol.messages import (
@@ -140,6 +141,7 @@ class StepLoop:
 
     def _admit(self, request: TokenizedGenerateReqInput, told: _Told) -> None:
         vid = Vid(request.vid)
+        _check_ids(request, self._model.info.vocab_size)
         ended = self._machine.request(vid)
         if ended is not None:
             self._end(ended, ABORTED, told)
@@ -292,6 +294,15 @@ class _Sequence:
         if token in eos and not self.params.ignore_eos:
             return FinishReason("stop", matched=token)
         return None
+
+
+def _check_ids(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
+    ids = np.frombuffer(request.input_ids, dtype=np.int32)
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise RemoteProtocolError(
+            f"vid {request.vid} has token ids from {ids.min()} to {ids.max()}; "
+            f"those of the vocabulary are 0 to {vocab_size - 1}"
+        )
 
 
 def _plan(batch: Sequence[tuple[_Sequence, int]]) -> tuple[StepPlan, list[_Sequence]]:

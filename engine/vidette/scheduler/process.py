@@ -18,7 +18,8 @@ from anyio import to_thread
 from vidette.config import EngineConfig
 from vidette.scheduler.compute import ComputeThread
 from vidette.scheduler.loop import StepLoop
-from vidette.transport.channel import Channel, FrameChannel, LinkClosed
+from vidette.transport.channel import Channel, FrameChannel
+from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
 from vidette.transport.mailbox import Mailbox
 from vidette.transport.sink import Sink

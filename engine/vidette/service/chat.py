@@ -17,9 +17,6 @@ from vidette.service.errors import shown
 from vidette.service.fields import Fields, Neutral, reader_of
 from vidette.service.limits import ServiceLimits
 
-PARTS: Final = 4096
-"""Most parts of one message."""
-
 
 class StreamOptions(Struct, frozen=True):
     """Honoured fields of `stream_options`.
@@ -195,7 +192,13 @@ def read_chat(body: bytes, limits: ServiceLimits) -> tuple[ChatRequest, list[dic
     messages = _MESSAGE.decode_many(bytes(request.messages), "messages", limits.messages)
     if not messages:
         raise UsageError("messages is empty; a conversation has at least one message", param="messages")
-    return request, [_read_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    conversation, parts_left = [], limits.parts
+    for place, message in enumerate(messages):
+        where = f"messages[{place}]"
+        content, parts = _read_content(bytes(message.content), f"{where}.content", parts_left)
+        parts_left -= parts
+        conversation.append({"role": _read_role(message.role, f"{where}.role"), "content": content})
+    return request, conversation
 
 
 def to_generate(request: ChatRequest, prompt: str) -> GenerateReqInput:
@@ -229,23 +232,20 @@ def in_words_of_chat(error: UsageError, request: ChatRequest) -> UsageError:
     return UsageError(message, param=param, code=error.code)
 
 
-def _read_message(message: Message, where: str) -> dict[str, str]:
-    if message.role in LATER_ROLES:
-        raise UsageError(f"{where}: the role {message.role!r} is not supported yet", param=f"{where}.role")
-    if message.role not in ROLES:
-        raise UsageError(
-            f"{where}.role is {shown(message.role)}; it must be one of {', '.join(ROLES)}",
-            param=f"{where}.role",
-        )
-    return {"role": ROLES[message.role], "content": _read_content(bytes(message.content), f"{where}.content")}
+def _read_role(role: str, where: str) -> str:
+    if role in LATER_ROLES:
+        raise UsageError(f"{where} is {role!r}, which is not supported yet", param=where)
+    if role not in ROLES:
+        raise UsageError(f"{where} is {shown(role)}; it must be one of {', '.join(ROLES)}", param=where)
+    return ROLES[role]
 
 
-def _read_content(raw: bytes, where: str) -> str:
-    if raw.startswith(b"["):
-        parts = _PART.decode_many(raw, where, PARTS)
-        return "".join(_read_part(part, f"{where}[{place}]") for place, part in enumerate(parts))
-    text: str = _read_text(raw, where)
-    return text
+def _read_content(raw: bytes, where: str, most: int) -> tuple[str, int]:
+    """Return the text of a message and how many parts it came in; at most so many are accepted."""
+    if not raw.startswith(b"["):
+        return _read_text(raw, where), 0
+    parts = _PART.decode_many(raw, where, most)
+    return "".join(_read_part(part, f"{where}[{place}]") for place, part in enumerate(parts)), len(parts)
 
 
 def _read_part(part: Part, where: str) -> str:

@@ -13,6 +13,7 @@ class ServiceLimits(Struct, frozen=True, kw_only=True):
         body_seconds: longest time a body may take to arrive; then 408.
         all_bodies_bytes: most bytes of bodies that are being read at once; more are refused with 429.
         messages: most messages of a conversation.
+        parts: most parts of all its messages together.
         health_seconds: longest time the heartbeat of `GET /health` may take; then 503.
         parting_seconds: longest time the last words to a client may take whose answer the server cut short.
     """
@@ -21,5 +22,6 @@ class ServiceLimits(Struct, frozen=True, kw_only=True):
     body_seconds: float = 60.0
     all_bodies_bytes: int = 256 * 1024 * 1024
     messages: int = 4096
+    parts: int = 4096
     health_seconds: float = 5.0
     parting_seconds: float = 1.0

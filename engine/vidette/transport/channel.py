@@ -13,8 +13,7 @@ from typing import Final, Protocol
 import anyio
 import anyio.lowlevel
 
-from vidette.transport.framing import FrameReader, Outbox
-from vidette.transport.framing import LinkClosed as LinkClosed
+from vidette.transport.framing import FrameReader, LinkClosed, Outbox
 from vidette_protocol.errors import RemoteProtocolError
 from vidette_protocol.limits import Limits
 

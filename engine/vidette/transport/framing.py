@@ -34,7 +34,16 @@ class FrameReader:
         max_frame: longest frame that is accepted.
     """
 
-    __slots__ = ("_end", "_fault", "_frames", "_large", "_large_end", "_large_length", "_max_frame", "_shared")
+    __slots__ = (
+        "_end",
+        "_fault",
+        "_frames",
+        "_large",
+        "_large_end",
+        "_large_length",
+        "_max_frame",
+        "_shared",
+    )
 
     def __init__(self, max_frame: int) -> None:
         self._max_frame = max_frame
@@ -137,7 +146,7 @@ class Outbox:
         """
         while self._buffers:
             try:
-                sent = sock.sendmsg(self._first())
+                sent = sock.sendmsg(self._first(), (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return False
             self._drop(sent)

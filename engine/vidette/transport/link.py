@@ -23,7 +23,7 @@ class Link:
         self.channel = channel
         self._codec = codec
         self._role = role
-        self._peer = peer
+        self.peer = peer
 
     def post(self, message: Message) -> None:
         """Queue a message for sending; synchronous, never blocks.
@@ -60,4 +60,4 @@ class Link:
         Raises:
             RemoteProtocolError: it is somebody else, or of another version.
         """
-        return self._codec.check_hello(await self.receive(), role=self._peer)
+        return self._codec.check_hello(await self.receive(), role=self.peer)

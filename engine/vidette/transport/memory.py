@@ -11,7 +11,7 @@ from typing import Self
 import anyio
 import anyio.lowlevel
 
-from vidette.transport.channel import LinkClosed
+from vidette.transport.framing import LinkClosed
 
 
 class MemoryChannel:

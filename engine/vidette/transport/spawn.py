@@ -17,18 +17,18 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 import anyio
 import msgspec
+from anyio import to_thread
 
 LAST_WORDS_BYTES: Final = 16 * 1024
 """How much of a child's stderr is kept for the error that tells of its death."""
 DEFAULT_ENVIRONMENT: Final = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""What a child finds in its environment unless ours says otherwise. Threads of the compute library then sleep at
-its barriers instead of spinning: on two cores that others use as well, decoding was eight times faster."""
+"""What a child finds in its environment unless ours says otherwise. Threads of the compute library then sleep
+at its barriers instead of spinning: on two cores that others use as well, decoding was eight times faster."""
 PR_SET_PDEATHSIG: Final = 1
 
 
@@ -112,23 +112,47 @@ class Child:
             os.close(guard_read)
             os.close(stderr_write)
         self.pid = self._process.pid
-        self._pidfd = os.pidfd_open(self.pid)
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            os.close(self._guard)
+            os.close(stderr_read)
+            raise
         os.set_blocking(stderr_read, False)
         self._stderr = stderr_read
-        self._last_words: deque[bytes] = deque()
-        self._last_words_bytes = 0
+        self._said = _Tail(LAST_WORDS_BYTES)
+        self._unheard = _Tail(LAST_WORDS_BYTES)
+        self._heard = anyio.Event()
 
     async def run_listener(self) -> None:
-        """Keep the tail of what the child says on stderr, and pass it on to ours, until it ends."""
+        """Keep the tail of what the child says on stderr, and pass it on to ours, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._pass_on)
+            while self._read():
+                await anyio.wait_readable(self._stderr)
+
+    async def _pass_on(self) -> None:
+        # In a thread, since our stderr may be a pipe that nobody empties. What does not fit is left out:
+        # neither this loop nor the child ever waits for whoever reads it.
         while True:
-            await anyio.wait_readable(self._stderr)
-            try:
-                said = os.read(self._stderr, 4096)
-            except BlockingIOError:
-                continue
-            if not said:
-                return
-            self._hear(said)
+            await self._heard.wait()
+            self._heard = anyio.Event()
+            await to_thread.run_sync(
+                _write_stderr, self._unheard.take(), limiter=anyio.CapacityLimiter(1), abandon_on_cancel=True
+            )
+
+    def _read(self) -> bool:
+        """Take what the child has said by now; return whether more may come."""
+        try:
+            while said := os.read(self._stderr, 4096):
+                self._said.add(said)
+                self._unheard.add(said)
+                self._heard.set()
+        except BlockingIOError:
+            return True
+        return False
 
     async def wait_exit(self) -> int:
         """Wait until the child has ended; return its exit status (minus the signal that killed it)."""
@@ -136,17 +160,10 @@ class Child:
             await anyio.wait_readable(self._pidfd)
         return status
 
-    @property
-    def exit_status(self) -> int | None:
-        """The exit status, if the child has ended."""
-        return self._process.poll()
-
     def last_words(self) -> str:
         """Return the last lines the child said on stderr."""
-        with contextlib.suppress(OSError):
-            while said := os.read(self._stderr, 4096):
-                self._hear(said)
-        return b"".join(self._last_words).decode(errors="replace").strip()
+        self._read()
+        return self._said.text().strip()
 
     def kill(self) -> None:
         """End the child at once, if it runs."""
@@ -164,12 +181,31 @@ class Child:
             os.close(descriptor)
         self._pidfd = -1
 
-    def _hear(self, said: bytes) -> None:
-        sys.stderr.write(said.decode(errors="replace"))
-        self._last_words.append(said)
-        self._last_words_bytes += len(said)
-        while self._last_words_bytes > LAST_WORDS_BYTES and len(self._last_words) > 1:
-            self._last_words_bytes -= len(self._last_words.popleft())
+
+class _Tail:
+    """The last bytes of what was added."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._bytes = bytearray()
+
+    def add(self, said: bytes) -> None:
+        self._bytes += said
+        del self._bytes[: -self._most]
+
+    def take(self) -> str:
+        text = self.text()
+        self._bytes.clear()
+        return text
+
+    def text(self) -> str:
+        return self._bytes.decode(errors="replace")
+
+
+def _write_stderr(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def describe_exit(role: str, status: int, last_words: str) -> str:

@@ -23,6 +23,7 @@ imports what arrives in it, and one that has no torch can still decode arrays.
 - `arrays`       array.array
 - `ndarrays`     numpy.ndarray and NumPy scalars
 - `tensors`      torch.Tensor
+- `either`       what is done alike with both
 - `markers`      tuple, torch.Size, dtype and device inside `ModelData` and inside descriptors
 - `descriptors`  `ShmPointer`, `CudaIpcHandle` and how often each is acknowledged: once
 - `hooks`        `ExtHooks`, which joins them
@@ -32,7 +33,10 @@ from vidette_protocol.ext.descriptors import Acknowledgement as Acknowledgement
 from vidette_protocol.ext.descriptors import CudaIpcHandle as CudaIpcHandle
 from vidette_protocol.ext.descriptors import CudaIpcMemory as CudaIpcMemory
 from vidette_protocol.ext.descriptors import ShmPointer as ShmPointer
+from vidette_protocol.ext.either import flatten as flatten
+from vidette_protocol.ext.either import stack as stack
 from vidette_protocol.ext.hooks import ExtHooks as ExtHooks
 from vidette_protocol.ext.layout import ExtCode as ExtCode
 from vidette_protocol.ext.layout import Flat as Flat
 from vidette_protocol.ext.markers import ModelData as ModelData
+from vidette_protocol.ext.tensors import restore_tensor as restore_tensor

@@ -11,12 +11,11 @@ from msgspec import Struct
 from msgspec.msgpack import Ext
 
 from vidette_protocol.errors import DecodeError, LocalProtocolError
-from vidette_protocol.ext import ndarrays, tensors
+from vidette_protocol.ext import either, ndarrays, tensors
 from vidette_protocol.ext.arrays import pack_array, unpack_array
 from vidette_protocol.ext.descriptors import Acknowledgement, CudaIpcHandle, ShmPointer
 from vidette_protocol.ext.layout import ExtCode, Shape, decode_part
-from vidette_protocol.ext.markers import SIZE, TORCH_DTYPE, TUPLE, ModelData, is_of, mark_values, unmark_values
-
+from vidette_protocol.ext.markers import SIZE, TORCH_DTYPE, TUPLE, ModelData, mark_values, unmark_values
 
 T = TypeVar("T", str, tuple[int, ...])
 
@@ -84,17 +83,9 @@ class ExtHooks:
         return self._encode_leaf(value)
 
     def _encode_leaf(self, value: object) -> object:
-        kind = type(value)
         if isinstance(value, array):
             return Ext(ExtCode.ARRAY, pack_array(value))
-        if is_of(kind, "numpy"):
-            return ndarrays.encode_numpy(value)
-        if is_of(kind, "torch"):
-            return tensors.encode_torch(value)
-        raise TypeError(
-            f"a {kind.__module__}.{kind.__qualname__} does not travel: arrays, tensors, NumPy scalars and "
-            "what MessagePack has do, and tuples, dtypes and devices do inside ModelData"
-        )
+        return either.encode(value)
 
     def ext_hook(self, code: int, data: memoryview) -> object:
         """Return the value of an extension.

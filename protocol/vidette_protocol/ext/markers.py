@@ -99,10 +99,10 @@ def _mark(value: object, devices: Collection[str], depth: int) -> object:
         items = [_mark(inner, devices, depth - 1) for inner in value]
         if isinstance(value, list):
             return items
-        return {SIZE if is_of(kind, "torch", "Size") else TUPLE: items}
-    if is_of(kind, "torch", "dtype"):
+        return {SIZE if _named(kind) == "torch.Size" else TUPLE: items}
+    if _named(kind) == "torch.dtype":
         return {TORCH_DTYPE: tensors.name_dtype(value)}
-    if is_of(kind, "torch", "device"):
+    if _named(kind) == "torch.device":
         if str(value) != "cpu" and str(value) not in devices:
             raise TypeError(f"{value!r} does not travel; the devices that may be named: {sorted(devices)}")
         return {DEVICE: str(value)}
@@ -111,17 +111,8 @@ def _mark(value: object, devices: Collection[str], depth: int) -> object:
     return value
 
 
-def is_of(kind: type, package: str, name: str | None = None) -> bool:
-    """Return whether a class is of a package, without importing that.
-
-    Args:
-        kind: the class of an object in hand.
-        package: such as `torch`.
-        name: the class's own name; None: any, of the package or of one in it.
-    """
-    if name is None:
-        return kind.__module__.partition(".")[0] == package
-    return kind.__module__ == package and kind.__name__ == name
+def _named(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _is_marker(value: dict[object, object]) -> bool:

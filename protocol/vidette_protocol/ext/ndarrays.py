@@ -11,7 +11,16 @@ from msgspec.msgpack import Ext
 
 from vidette_protocol.errors import DecodeError
 from vidette_protocol.ext.dtypes import NUMPY_DTYPES
-from vidette_protocol.ext.layout import ExtCode, Flat, Shape, check_bools, check_nbytes, decode_part, join, split
+from vidette_protocol.ext.layout import (
+    ExtCode,
+    Flat,
+    Shape,
+    check_bools,
+    check_nbytes,
+    decode_part,
+    join,
+    split,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,35 +44,36 @@ def encode_numpy(value: object) -> object:
     raise TypeError(f"{value!r} does not travel, except inside ModelData if it is a dtype")
 
 
-def pack_ndarray(value: np.ndarray) -> bytes:
+def pack_ndarray(value: object) -> bytes:
     """Return the payload of an array, whatever its strides and byte order.
 
     Raises:
         TypeError: it is of a subclass that means more than its elements do, or of a dtype that does not
             travel.
     """
-    _check(value)
-    return join([value.shape, value.dtype.str], _raw(value))
+    plain = _plain_ndarray(value)
+    return join([plain.shape, plain.dtype.str], _raw(plain))
 
 
-def flatten_ndarray(value: np.ndarray) -> Flat:
+def flatten_ndarray(value: object) -> Flat:
     """Return what an array is made of, in the byte order of this machine, its dtype under torch's name.
 
     Raises:
         TypeError: as `pack_ndarray`.
     """
-    _check(value)
-    native = value.dtype.newbyteorder("=")
-    return Flat(value.shape, native.name, _raw(value.astype(native, copy=False)))
+    plain = _plain_ndarray(value)
+    native = plain.dtype.newbyteorder("=")
+    return Flat(plain.shape, native.name, _raw(plain.astype(native, copy=False)))
 
 
-def _check(value: np.ndarray) -> None:
+def _plain_ndarray(value: object) -> np.ndarray:
     import numpy as np
 
-    if type(value) not in (np.ndarray, np.memmap):
+    if not isinstance(value, np.ndarray) or type(value) not in (np.ndarray, np.memmap):
         raise TypeError(f"a {type(value).__name__} does not travel; send `numpy.asarray()` of it")
     if value.dtype.str not in NUMPY_DTYPES:
         raise TypeError(f"an array of dtype {value.dtype} does not travel")
+    return value
 
 
 def _raw(value: np.ndarray) -> memoryview:
@@ -98,15 +108,16 @@ def unpack_ndarray(payload: memoryview, *, copy: bool) -> np.ndarray:
     return value.copy() if copy else value
 
 
-def stack_ndarrays(values: list[np.ndarray]) -> np.ndarray:
+def stack_ndarrays(values: list[object]) -> np.ndarray:
     """Join arrays of one shape along a new first axis.
 
     Raises:
+        TypeError: as `pack_ndarray`.
         ValueError: their shapes differ.
     """
     import numpy as np
 
-    return np.stack(values)
+    return np.stack([_plain_ndarray(value) for value in values])
 
 
 def plain_scalar(value: np.generic) -> bool | int | float | str | bytes:

@@ -13,7 +13,16 @@ from msgspec.msgpack import Ext
 
 from vidette_protocol.errors import DecodeError
 from vidette_protocol.ext.dtypes import TORCH_DTYPES
-from vidette_protocol.ext.layout import ExtCode, Flat, Shape, check_bools, check_nbytes, decode_part, join, split
+from vidette_protocol.ext.layout import (
+    ExtCode,
+    Flat,
+    Shape,
+    check_bools,
+    check_nbytes,
+    decode_part,
+    join,
+    split,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +54,7 @@ def pack_tensor(value: torch.Tensor) -> bytes:
     return join([flat.shape, flat.dtype, str(value.device)], flat.raw)
 
 
-def flatten_tensor(value: torch.Tensor) -> Flat:
+def flatten_tensor(value: object) -> Flat:
     """Return what a tensor is made of, copied to the CPU if it is elsewhere.
 
     Raises:
@@ -53,14 +62,25 @@ def flatten_tensor(value: torch.Tensor) -> Flat:
     """
     import torch
 
-    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+    if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):
         raise TypeError(f"a {type(value).__name__} does not travel; send a plain tensor")
     if value.layout is not torch.strided or value.is_nested or value.is_meta:
         raise TypeError(f"a tensor of layout {value.layout} on {value.device} does not travel; make it dense")
     dtype = name_dtype(value.dtype)
     # A lazy conjugate or negative is only a bit of the view; its memory holds the other value.
     plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return Flat(tuple(value.shape), dtype, plain.reshape(-1).view(torch.uint8).numpy().data)
+    return Flat(tuple(value.shape), dtype, as_bytes(plain).numpy().data)
+
+
+def as_bytes(value: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor as a tensor of one dimension, a view.
+
+    `reshape(-1).view(torch.uint8)` does the same but for tensors of one element or none, which are contiguous
+    whatever their strides are.
+    """
+    import torch
+
+    return value.as_strided((value.numel(),), (1,)).view(torch.uint8)
 
 
 def unpack_tensor(payload: memoryview, *, copy: bool, devices: Collection[str]) -> torch.Tensor:
@@ -111,20 +131,25 @@ def restore_tensor(raw: bytearray | memoryview, shape: Sequence[int], name: str)
         check_bools(memoryview(raw))
     flat = torch.frombuffer(raw, dtype=dtype)
     if flat.data_ptr() % dtype.itemsize:
-        flat = flat.clone()
+        # Not `clone()`: torch reads as if it were aligned, and for some dtypes that is a fault.
+        flat = torch.frombuffer(bytearray(raw), dtype=dtype)
     return flat.reshape(tuple(shape))
 
 
-def stack_tensors(values: list[torch.Tensor]) -> torch.Tensor:
+def stack_tensors(values: list[object]) -> torch.Tensor:
     """Join tensors of one shape along a new first axis.
 
     Raises:
-        ValueError: their shapes differ.
+        TypeError: one is no tensor.
+        ValueError: their shapes, dtypes or devices differ.
     """
     import torch
 
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if len(tensors) != len(values):
+        raise TypeError("not all of them are tensors")
     try:
-        return torch.stack(values)
+        return torch.stack(tensors)
     except RuntimeError as error:
         raise ValueError(str(error)) from error
 

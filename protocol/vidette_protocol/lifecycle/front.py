@@ -141,8 +141,8 @@ class FrontMachine:
             The vid whose caller is to hear it, or None if nobody is (it is stale, and counted).
 
         Raises:
-            RemoteProtocolError: a vid that was never issued, never sent, or has cleanly ended, or a gap or a
-                repeat in the tokens of a live one.
+            RemoteProtocolError: a vid that was never issued, never sent, or has cleanly ended; a gap or a
+                repeat in the tokens of a live one; the answer to an abort that was not sent.
         """
         entry = self._live.get(vid)
         if entry is None:
@@ -152,6 +152,10 @@ class FrontMachine:
             raise RemoteProtocolError(f"vid {vid} was not sent yet, nothing of it can come")
         if offset != entry.offset:
             raise RemoteProtocolError(f"vid {vid}: tokens from {offset} on, but {entry.offset} is next")
+        if end is End.ABORT and entry.state is not FrontState.CLOSING:
+            raise RemoteProtocolError(
+                f"vid {vid} is {entry.state.value}: its end answers an abort that was not sent"
+            )
         event = FrontEvent.TEXT if end is None else FrontEvent.END
         self._move(vid, entry._replace(offset=offset + count), event)
         if entry.state is FrontState.CLOSING:

@@ -8,9 +8,10 @@ States of one vid:
     FREEING   aborted while in a batch on the device: freed when the batch lands, its output is dropped
     (over)    in no table
 
-A vid that is absent is new, over, or was aborted before it came. An abort of an absent vid leaves a
-*tombstone*: with several senders it may overtake its request. A tombstone dies when the front's floor has
-passed it, since then the front holds nothing of that vid and will not send it any more. The scheduler never
+A vid that is absent is new, over, or was aborted before it came. The last ones that ended are remembered, so
+that an abort which crossed the end is silence. An abort of any other absent vid leaves a *tombstone*: with
+several senders it may overtake its request. A tombstone dies when the front's floor has passed it, since then
+the front holds nothing of that vid and will not send it any more. The scheduler never
 compares vids with one another otherwise: they reach it out of order, as tokenising runs off the loop.
 """
 
@@ -65,28 +66,34 @@ class _Entry(NamedTuple):
 
 
 class SchedulerMachine:
-    """The scheduler's table of live requests and its tombstones.
+    """The scheduler's table of live requests, its tombstones, and its memory of ended ones.
 
     Every method that may end a vid returns a `Row`; one whose `end` is set is the vid's last, and the one
     moment at which everything it holds is to be freed.
+
+    Args:
+        remembered: how many ended vids to remember.
     """
 
-    __slots__ = ("_live", "_tombstones")
+    __slots__ = ("_ended", "_live", "_remembered", "_tombstones")
 
-    def __init__(self) -> None:
+    def __init__(self, *, remembered: int = 4096) -> None:
+        self._remembered = remembered
         self._live: dict[Vid, _Entry] = {}
+        self._ended: dict[Vid, None] = {}
         self._tombstones: dict[Vid, None] = {}
 
     def request(self, vid: Vid) -> Row | None:
         """Admit a request; one that was aborted before it came ends here.
 
         Raises:
-            RemoteProtocolError: the vid is live.
+            RemoteProtocolError: the vid is live, or was.
         """
-        if vid in self._live:
+        if vid in self._live or vid in self._ended:
             raise RemoteProtocolError(f"vid {vid} was sent twice")
         if vid in self._tombstones:
             del self._tombstones[vid]
+            self._remember(vid)
             return Row(vid, 0, 0, End.ABORT)
         self._live[vid] = _Entry(SchedulerState.WAITING, 0)
         return None
@@ -99,7 +106,8 @@ class SchedulerMachine:
         """
         entry = self._live.get(vid)
         if entry is None:
-            self._tombstones[vid] = None
+            if vid not in self._ended:
+                self._tombstones[vid] = None
             return None
         return self._move(vid, entry, SchedulerEvent.ABORT, count=0, end=End.ABORT)
 
@@ -161,6 +169,8 @@ class SchedulerMachine:
 
     def pass_floor(self, floor: Vid) -> None:
         """Forget the tombstones below a front's floor."""
+        if not self._tombstones:  # nearly always
+            return
         front = front_of(floor)
         dead = [vid for vid in self._tombstones if vid < floor and front_of(vid) == front]
         for vid in dead:
@@ -197,22 +207,30 @@ class SchedulerMachine:
 
     def copy(self) -> Self:
         """Return an independent machine in the same state."""
-        twin = type(self)()
+        twin = type(self)(remembered=self._remembered)
         twin._live = self._live.copy()
+        twin._ended = self._ended.copy()
         twin._tombstones = self._tombstones.copy()
         return twin
 
     def key(self) -> tuple[object, ...]:
         """Return a hashable picture: equal for machines that behave alike from here on."""
-        return (*self._live.items(), *sorted(self._tombstones))
+        return (tuple(self._live.items()), tuple(sorted(self._tombstones)), tuple(self._ended))
 
     def _move(self, vid: Vid, entry: _Entry, event: SchedulerEvent, *, count: int, end: End) -> Row | None:
         state = SCHEDULER_TABLE[entry.state, event]
         if state is SchedulerState.OVER:
             del self._live[vid]
+            self._remember(vid)
             return Row(vid, entry.offset, count, end)
         self._live[vid] = _Entry(state, entry.offset + count)
         return Row(vid, entry.offset, count, None) if count else None
+
+    def _remember(self, vid: Vid) -> None:
+        if self._remembered:
+            if len(self._ended) >= self._remembered:
+                del self._ended[next(iter(self._ended))]
+            self._ended[vid] = None
 
 
 _ON_DEVICE: Final = (SchedulerState.LAUNCHED, SchedulerState.FREEING)

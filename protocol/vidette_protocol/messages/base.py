@@ -38,3 +38,10 @@ class Tag:
 
 class Message(Struct, array_like=True, kw_only=True, frozen=True):
     """Base of everything that travels; subclasses give their tag as `tag=Tag.X`."""
+
+    def check_columns(self) -> str | None:
+        """Return in a sentence what is wrong with the values, or None; a decoder knows types only.
+
+        Decoding calls it; a message whose fields have to agree with each other overrides it.
+        """
+        return None

@@ -131,10 +131,7 @@ class _Rows(Message, kw_only=True, frozen=True):
         return parts
 
     def check_columns(self) -> str | None:
-        """Return in a sentence where the columns contradict each other, or None if they agree.
-
-        A decoder knows types only; whoever receives a step message calls this before reading rows.
-        """
+        """Return in a sentence where the columns contradict each other, or None if they agree."""
         try:
             vids = view_i64(self.packed_vids)
             offsets = view_i32(self.packed_offsets)

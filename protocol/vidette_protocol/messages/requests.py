@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from vidette_protocol.messages.base import Message, Tag, WireVid
 from vidette_protocol.messages.columns import view_i32
-from vidette_protocol.messages.sampling import SamplingParams
+from vidette_protocol.messages.sampling import SamplingParams, check_sampling
 
 
 class GenerateReqInput(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -52,16 +52,13 @@ class TokenizedGenerateReqInput(Message, tag=Tag.TOKENIZED_GENERATE, kw_only=Tru
         return view_i32(self.input_ids)
 
     def check_columns(self) -> str | None:
-        """Return in a sentence what the front must not have left out, or None.
-
-        A decoder knows types only; whoever receives a request calls this before reading it.
-        """
+        """Return in a sentence what the front must not have sent, or None."""
         nbytes = self.input_ids.nbytes
         if nbytes == 0 or nbytes % 4:
             return f"input_ids has {nbytes} bytes, not one or more int32"
         if self.sampling_params.max_new_tokens is None or self.sampling_params.sampling_seed is None:
             return "max_new_tokens or sampling_seed is not set"
-        return None
+        return check_sampling(self.sampling_params)
 
 
 class AbortReq(Message, tag=Tag.ABORT, kw_only=True, frozen=True):

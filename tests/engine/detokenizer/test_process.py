@@ -16,7 +16,8 @@ import pytest
 from vidette._groups import sole_cause
 from vidette.detokenizer.process import run_detokenizer
 from vidette.models.toy_tokenizer import toy_token_table
-from vidette.transport.channel import Channel, FrameChannel, LinkClosed, socket_pair
+from vidette.transport.channel import Channel, FrameChannel, socket_pair
+from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
 from vidette.transport.memory import MemoryChannel
 from vidette_protocol.codec import (

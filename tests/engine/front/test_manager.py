@@ -25,7 +25,7 @@ from vidette.errors import (
 )
 from vidette.front.manager import Totals
 from vidette.front.stream import Stream
-from vidette.transport.channel import LinkClosed
+from vidette.transport.framing import LinkClosed
 from vidette_protocol.errors import DecodeError, RemoteProtocolError
 from vidette_protocol.ids import make_vid
 from vidette_protocol.messages import (

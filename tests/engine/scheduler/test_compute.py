@@ -21,8 +21,7 @@ from tests.engine.scheduler.conftest import DEADLINE, ENDLESS, FakeModel, GatedM
 from vidette.models import StepPlan
 from vidette.scheduler.compute import ComputeThread
 from vidette.scheduler.loop import Command, StepLoop
-from vidette.transport.channel import LinkClosed
-from vidette.transport.framing import FrameReader
+from vidette.transport.framing import FrameReader, LinkClosed
 from vidette.transport.mailbox import Bell
 from vidette.transport.sink import Sink
 from vidette_protocol.codec import DETOKENIZER_TO_SCHEDULER, SCHEDULER_TO_DETOKENIZER, Codec
@@ -290,6 +289,10 @@ def test_above_the_high_water_mark_nothing_is_computed_while_aborts_are_applied(
 
         running.post(AbortReq(vid=1), HeartbeatReq(id=1))
         assert running.over.get(timeout=DEADLINE) == [1]
+        # One that says nothing either: whatever wakes it, it does not compute.
+        steps = running.steps
+        running.post(AbortReq(vid=77))
+        wait_until(lambda: running.steps > steps)
         running.wait_asleep(full=True)
         assert len(running.model.plans) == computed
 

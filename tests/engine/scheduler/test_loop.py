@@ -273,13 +273,15 @@ def test_an_abort_is_answered_at_once_and_the_others_compute_with_the_next_step(
     assert len(driver.model.plans[-1].context_lens) == 1
 
 
-def test_an_abort_after_the_end_is_silent_and_forgotten_when_the_floor_passes() -> None:
+@pytest.mark.parametrize("params", [{"max_new_tokens": 1}, {"max_new_tokens": 0}, {"max_new_tokens": 5000}])
+def test_an_abort_after_the_end_is_silent_and_leaves_nothing(params: dict[str, Any]) -> None:
     driver = Driver()
-    driver.run(request(1, max_new_tokens=1))
+    driver.run(request(1, **params))
+    ends = dict(driver.heard.ends)
     effects = driver.step(AbortReq(vid=1))
     assert (effects.messages, effects.over, effects.busy) == ([], [], False)
-    assert driver.ledger.tombstones == 1
-    driver.assert_nothing_is_held(floor=2)
+    assert driver.heard.ends == ends
+    assert driver.ledger == SchedulerLedger(steps=driver.ledger.steps)
 
 
 def test_an_abort_of_an_unknown_vid_does_not_delay_the_others() -> None:
@@ -287,6 +289,7 @@ def test_an_abort_of_an_unknown_vid_does_not_delay_the_others() -> None:
     driver.step(request(1, max_new_tokens=9))
     driver.step(AbortReq(vid=99))
     assert len(driver.model.plans) == 2
+    assert driver.ledger.tombstones == 1  # its request may be on its way
     driver.run()
     assert driver.end(1) == "length"
     assert 99 not in driver.heard.ends
@@ -345,6 +348,21 @@ def test_a_vid_that_lives_cannot_come_again() -> None:
     driver.step(request(1, max_new_tokens=9))
     with pytest.raises(RemoteProtocolError, match=r"^vid 1 was sent twice$"):
         driver.step(request(1))
+
+
+def test_a_vid_that_is_over_cannot_come_again() -> None:
+    driver = Driver()
+    driver.run(request(1, max_new_tokens=1))
+    with pytest.raises(RemoteProtocolError, match=r"^vid 1 was sent twice$"):
+        driver.step(request(1))
+
+
+@pytest.mark.parametrize("ids", [[VOCAB], [1, -1], [3, 10**6, 3]])
+def test_token_ids_that_do_not_exist_are_a_fault_of_the_front(ids: list[int]) -> None:
+    message = f"vid 1 has token ids from {min(ids)} to {max(ids)}; the vocabulary is 0 to {VOCAB - 1}"
+    driver = Driver()
+    with pytest.raises(RemoteProtocolError, match=f"^{message}$"):
+        driver.step(request(1, ids))
 
 
 def test_requests_start_in_the_order_of_their_arrival() -> None:
@@ -567,6 +585,7 @@ class LoopMachine(RuleBasedStateMachine):
         self.not_over: set[int] = set()
         self.pending: list[Command] = []
         self.live: dict[int, TokenizedGenerateReqInput] = {}
+        self.over: set[int] = set()
         self.tombstones: set[int] = set()
 
     # --- what the front can do ---------------------------------------------------
@@ -639,6 +658,7 @@ class LoopMachine(RuleBasedStateMachine):
         assert {vid: self.driver.heard.ends[vid] for vid in effects.over} == expected
         assert len(effects.over) == len(expected)
         assert set(self.driver.heard.ends) == over | set(expected)
+        self.over.update(effects.over)
         for vid in effects.over:
             self.live.pop(vid, None)
             self.not_over.discard(vid)
@@ -673,7 +693,7 @@ class LoopMachine(RuleBasedStateMachine):
                 case AbortReq(vid=vid):
                     if self.live.pop(vid, None) is not None:
                         ends[vid] = ABORT
-                    else:
+                    elif vid not in self.over and vid not in ends:
                         self.tombstones.add(vid)
                 case HeartbeatReq():
                     questions.append(command)

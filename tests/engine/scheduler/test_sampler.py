@@ -14,7 +14,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from vidette.scheduler.sampler import NOT_FINITE, SampleRows, sample, uniform
+from vidette.scheduler.sampler import NOT_FINITE, SampleRows, _look_up, sample, uniform
 from vidette_protocol.messages import SamplingParams
 
 INF = math.inf
@@ -275,6 +275,13 @@ def test_logits_are_left_as_they_are() -> None:
         SampleRows([SamplingParams(sampling_seed=1), SamplingParams(sampling_seed=1, top_k=3)], [0, 0]),
     )
     assert torch.equal(before.nan_to_num(9.0), logits.nan_to_num(9.0))
+
+
+def test_a_number_at_the_edge_belongs_to_the_token_behind_it() -> None:
+    # No seed is known whose number is just 0 or just an edge, so this looks at the lookup itself.
+    cumulative = torch.tensor([[0.0, 0.25, 0.25, 1.0]]).double().expand(4, -1).contiguous()
+    numbers = torch.tensor([0.0, 0.2499, 0.25, 1 - 2**-53]).double()
+    assert _look_up(cumulative, numbers).tolist() == [1, 1, 3, 3]
 
 
 def test_tokens_are_plain_integers() -> None:

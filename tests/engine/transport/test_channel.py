@@ -12,7 +12,8 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
-from vidette.transport.channel import FRAMES_PER_CHECKPOINT, Channel, LinkClosed, socket_pair
+from vidette.transport.channel import FRAMES_PER_CHECKPOINT, Channel, socket_pair
+from vidette.transport.framing import LinkClosed
 from vidette.transport.framing import HEADER, RECEIVE_BYTES
 from vidette_protocol.errors import RemoteProtocolError
 

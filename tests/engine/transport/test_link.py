@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from vidette.transport.channel import LinkClosed
+from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
 from vidette.transport.memory import MemoryChannel
 from vidette_protocol.codec import FRONT_TO_SCHEDULER, SCHEDULER_TO_FRONT, Codec

@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 import trio.testing
 
-from vidette.transport.channel import LinkClosed
+from vidette.transport.framing import LinkClosed
 from vidette.transport.memory import MemoryChannel
 
 DEADLINE = 20.0
