@@ -154,7 +154,7 @@ class Ring:
             self.break_down(Breakdown(f"the {role} broke the protocol: {error}", role=role, cause=error))
 
     async def stop(self, timeout: float) -> None:
-        """Wait until both roles, told by ShutdownReq, have ended; after `timeout` seconds kill what has not."""
+        """Wait until both roles, told by ShutdownReq, have ended; after `timeout` seconds kill them."""
         self._stopping = True
         self.ended.set()
         if self.breakdown is None:

@@ -288,7 +288,8 @@ _ALL = (
         "tombstones-never-die",
         Parts(scheduler=_KeepsTombstones),
         "sgl-project/sglang-omni #611",
-        "each abort that crosses its finish leaves a little memory behind",
+        "each abort that crosses its finish, once that is forgotten, leaves a little memory behind",
+        Bounds(rids=1, uses=2, tokens=2, remembered=0),
     ),
     Mutant(
         "detokenizer-state-kept-after-abort",

@@ -51,6 +51,7 @@ class Bounds(NamedTuple):
         split_senders: whether aborts travel by a link of their own, so that one may overtake its request.
         chunks: how often a request lands before its first token (its prefill is chunked).
         losses: how often the scheduler and its detokenizer die, and are replaced by new ones.
+        remembered: how many ended vids the scheduler remembers; few, so that some are forgotten.
     """
 
     rids: int = 2
@@ -60,6 +61,7 @@ class Bounds(NamedTuple):
     split_senders: bool = False
     chunks: int = 0
     losses: int = 0
+    remembered: int = 1
 
 
 class Action(NamedTuple):
@@ -123,7 +125,7 @@ class World:
         self._parts = parts
         self._bounds = bounds
         self.front = parts.front(remembered=bounds.uses)
-        self.scheduler = parts.scheduler()
+        self.scheduler = parts.scheduler(remembered=bounds.remembered)
         self.detokenizer = parts.detokenizer()
         self.asks: tuple[Ask, ...] = ()
         """In flight, front to scheduler."""
@@ -368,7 +370,7 @@ class World:
     def _lose(self) -> None:
         """Let the scheduler and the detokenizer die with all they hold; what has left them may still come."""
         self.losses += 1
-        self.scheduler = self._parts.scheduler()
+        self.scheduler = self._parts.scheduler(remembered=self._bounds.remembered)
         self.detokenizer = self._parts.detokenizer()
         self.asks = self.aborts = ()
         self.rows = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import runpy
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def shown(name: str, value: object) -> str:
         assert isinstance(value, int)
         unit, size = ("MiB", 1 << 20) if value % (1 << 20) == 0 else ("KiB", 1 << 10)
         return f"{value // size} {unit}"
-    return f"{value:g} s" if isinstance(value, float) else str(value)
+    return f"{value:g} s" if isinstance(value, float) or name.endswith("_SECONDS") else str(value)
 
 
 def rows(section: str) -> Iterator[tuple[str, str, str]]:
@@ -84,6 +85,13 @@ def test_limits_are_decided_where_the_page_says(section: str) -> None:
 def test_lifecycle_page_is_drawn_from_the_tables() -> None:
     page = (ROOT / "docs/reference/lifecycle.md").read_text()
     assert page == runpy.run_path(str(ROOT / "docs/make_reference.py"))["fill"](page), "run `make reference`"
+
+
+def test_the_tour_has_the_layers_in_their_order() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["id"] == "layers")
+    tour = " ".join((ROOT / "docs/tour.md").read_text().split())
+    assert " > ".join(layers).replace(" |", ",") in tour
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

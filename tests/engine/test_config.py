@@ -19,6 +19,7 @@ TOO_MANY = (
     "max_running is 257; it must be at most step_tokens (256), so that every running request "
     "advances in each step"
 )
+FINITE = "it must be 0 seconds or more, and finite"
 
 
 def test_the_defaults_make_sense() -> None:
@@ -39,7 +40,7 @@ def test_a_pool_has_room_for_what_was_asked_and_no_block_more(kv_tokens: int) ->
         {"max_running": 256},
         {"topology": "processes"},
         {"front_id": MAX_FRONT_ID},
-        {"start_timeout": 0.0, "stop_timeout": math.inf},
+        {"start_timeout": 0.0, "stop_timeout": 1e9},
     ],
 )
 def test_what_is_just_within_bounds_is_accepted(options: dict[str, Any]) -> None:
@@ -56,8 +57,21 @@ def test_what_is_just_within_bounds_is_accepted(options: dict[str, Any]) -> None
         ({"max_running": 257}, "max_running", TOO_MANY),
         ({"topology": "rings"}, "topology", "topology is 'rings'; it must be 'processes' or 'inline'"),
         ({"threads": 0}, "threads", "threads is 0; it must be at least 1"),
-        ({"start_timeout": -1.0}, "start_timeout", "start_timeout is -1.0; it must be 0 seconds or more"),
-        ({"stop_timeout": math.nan}, "stop_timeout", "stop_timeout is nan; it must be 0 seconds or more"),
+        (
+            {"start_timeout": -1.0},
+            "start_timeout",
+            "start_timeout is -1.0; it must be 0 seconds or more, and finite",
+        ),
+        (
+            {"stop_timeout": math.nan},
+            "stop_timeout",
+            "stop_timeout is nan; it must be 0 seconds or more, and finite",
+        ),
+        (
+            {"stop_timeout": math.inf},
+            "stop_timeout",
+            "stop_timeout is inf; it must be 0 seconds or more, and finite",
+        ),
         ({"front_id": -1}, "front_id", "front_id is -1; it must be from 0 to 32767"),
         ({"front_id": 32768}, "front_id", "front_id is 32768; it must be from 0 to 32767"),
     ],

@@ -9,10 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from tests.process.conftest import DEADLINE
-from vidette import DuplicateRequest, Engine, EngineClosed, Overloaded, Stream, open_engine
+from vidette import (
+    DuplicateRequest,
+    Engine,
+    EngineClosed,
+    Overloaded,
+    SamplingParams,
+    Stream,
+    UsageError,
+    open_engine,
+)
 from vidette.testing import wait_quiescent
 from vidette.testing.storm import run_storm
 
@@ -201,6 +211,102 @@ async def test_closing_the_engine_ends_what_lives(topology: str) -> None:
                 pass
         with pytest.raises(EngineClosed):
             await engine.heartbeat()
+
+
+async def test_a_cancelled_caller_can_still_read_in_a_shield(topology: str) -> None:
+    """The engine's own tasks end when the engine is closed, not when a scope around it is cancelled."""
+    with anyio.fail_after(DEADLINE), anyio.CancelScope() as outer:
+        async with open_engine("toy", topology=topology) as engine:
+            async with engine.generate("x", sampling_params=SHORT) as stream:
+                outer.cancel()
+                try:
+                    await anyio.sleep_forever()
+                finally:
+                    with anyio.move_on_after(DEADLINE, shield=True):
+                        assert (await stream.read()).completion_tokens == 4
+
+
+async def test_whoever_reads_a_stream_when_its_block_is_left_is_told() -> None:
+    async def read(stream: Stream, reading: anyio.Event) -> None:
+        with pytest.raises(UsageError, match="block of this request was left"):
+            async for _ in stream:
+                reading.set()
+
+    with anyio.fail_after(DEADLINE):
+        async with open_engine("toy") as engine, anyio.create_task_group() as tasks:
+            reading = anyio.Event()
+            async with engine.generate("x", sampling_params=ENDLESS) as stream:
+                tasks.start_soon(read, stream, reading)
+                await reading.wait()
+
+
+async def test_a_stream_has_one_reader_at_a_time() -> None:
+    with anyio.fail_after(DEADLINE):
+        async with open_engine("toy", max_running=1) as engine, anyio.create_task_group() as tasks:
+            async with (
+                engine.generate("x", sampling_params=ENDLESS),
+                engine.generate("y", sampling_params=ENDLESS) as queued,
+            ):
+
+                async def wait() -> None:
+                    with pytest.raises(UsageError):
+                        await anext(queued)
+
+                tasks.start_soon(wait)
+                while not queued._waiting:
+                    await anyio.lowlevel.checkpoint()
+                with pytest.raises(anyio.BusyResourceError):
+                    await anext(queued)
+
+
+async def test_waiting_for_a_break_ends_when_the_engine_is_closed(topology: str) -> None:
+    async def wait(engine: Engine) -> None:
+        with pytest.raises(EngineClosed):
+            await engine.wait_broken()
+
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks, open_engine("toy", topology=topology) as engine:
+            tasks.start_soon(wait, engine)
+
+
+async def test_values_of_wrong_types_are_refused_and_touch_nobody_else() -> None:
+    wrong: list[dict[str, Any]] = [
+        {"max_new_tokens": 2.5},
+        {"max_new_tokens": True},
+        {"top_k": 2.5},
+        {"ignore_eos": 1},
+        {"temperature": "1"},
+        {"temperature": float("nan")},
+    ]
+    with anyio.fail_after(DEADLINE):
+        async with open_engine("toy") as engine:
+            async with engine.generate("x", sampling_params=ENDLESS) as other:
+                for params in wrong:
+                    with pytest.raises(UsageError, match=next(iter(params))):
+                        async with engine.generate("y", sampling_params=SamplingParams(**params)):
+                            pass
+                for prompt in (b"bytes", [1.5], ["a"], [True], [-1], [10**9], [], "half \ud800"):
+                    with pytest.raises(UsageError):
+                        async with engine.generate(prompt):  # type: ignore[arg-type]
+                            pass
+                assert (await anext(other)).finish_reason is None
+            statistics = await wait_quiescent(engine)
+            assert (statistics.totals.submitted, statistics.totals.aborted) == (1, 1)
+
+
+async def test_callers_who_leave_do_not_multiply_threads() -> None:
+    import threading
+
+    with anyio.fail_after(2 * DEADLINE):
+        async with open_engine("toy") as engine:
+            before = threading.active_count()
+            text = "word " * 400_000
+            for _ in range(10):
+                with anyio.move_on_after(0.005):
+                    async with engine.generate(text):
+                        pass
+            assert threading.active_count() <= before + 3
+            await answers(engine, "r")
 
 
 async def test_freeze_gc_comes_round(topology: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from vidette_protocol.ids import Rid, Vid
 from vidette_protocol.invariants import violations
 from vidette_protocol.lifecycle import End, FrontMachine, Row, SchedulerMachine
-from vidette_protocol.world import Action, Ask, Heard, Parts, World
+from vidette_protocol.world import Action, Ask, Bounds, Heard, Parts, World
 
 A, B = Vid(0), Vid(1)
 R = Rid("r0")
@@ -183,7 +183,8 @@ def test_a_request_that_is_being_tokenised_is_no_leftover() -> None:
 
 
 def test_a_tombstone_that_the_next_frame_will_clear_is_no_leftover() -> None:
-    world = running().apply(Action("launch", (A,))).apply(Action("land", (A,)))
+    world = World(bounds=Bounds(remembered=0)).apply(Action("submit", rid=R)).apply(Action("send", (A,)))
+    world = world.apply(Action("request arrives")).apply(Action("launch", (A,))).apply(Action("land", (A,)))
     world = world.apply(Action("leave", (A,))).apply(Action("abort arrives"))
     world = world.apply(Action("row arrives")).apply(Action("text arrives"))
     assert world.settled

@@ -113,6 +113,7 @@ class TokenizerManager:
         self._routes: dict[Vid, Stream] = {}
         self._questions: dict[int, _Question] = {}
         self._asked = 0
+        self._rendering = 0
         self._ended: Callable[[], Error] | None = None
         self._quiet = anyio.Event()
 
@@ -152,14 +153,24 @@ class TokenizerManager:
 
         Raises:
             ChatTemplateError: it does not fit the template.
+            Overloaded: too many requests live, those included that are being rendered.
             EngineBroken, EngineClosed: the engine serves no more.
         """
         self._check_open()
-        return await self._offload(lambda: self._tokenizer.render_chat(messages))
+        self._check_room()
+        self._rendering += 1
+        try:
+            return await self._offload(lambda: self._tokenizer.render_chat(messages))
+        finally:
+            self._rendering -= 1
+
+    def _check_room(self) -> None:
+        live = len(self._machine) + self._rendering
+        if live >= self._max_requests:
+            raise Overloaded(f"{live} requests live; at most {self._max_requests} may")
 
     def _submit(self, rid: str | None) -> tuple[Vid, str]:
-        if len(self._machine) >= self._max_requests:
-            raise Overloaded(f"{len(self._machine)} requests live; at most {self._max_requests} may")
+        self._check_room()
         name = rid if rid is not None else uuid.uuid4().hex
         try:
             vid = self._machine.submit(Rid(name))

@@ -9,6 +9,8 @@ import anyio
 import anyio.abc
 from anyio import to_thread
 
+from vidette.errors import EngineClosed
+
 T = TypeVar("T")
 
 
@@ -29,7 +31,11 @@ class ThreadOffload:
         self._places = anyio.Semaphore(at_once)
 
     async def __call__(self, function: Callable[[], T], /) -> T:
-        """Return what the call returns, or raise what it raises."""
+        """Return what the call returns, or raise what it raises.
+
+        Raises:
+            EngineClosed: its task group was cancelled meanwhile.
+        """
         job = _Job(function)
         self._tasks.start_soon(job.run, self._places)
         try:
@@ -68,4 +74,6 @@ class _Job(Generic[T]):
     def result(self) -> T:
         if self._error is not None:
             raise self._error
+        if not self._value:  # its task was cancelled, and not by its caller
+            raise EngineClosed("the engine was closed; open another one")
         return self._value[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vidette_protocol.ext import ndarrays, tensors
 from vidette_protocol.ext.layout import Flat
 
@@ -44,7 +46,7 @@ def flatten(value: object) -> Flat:
     return tensors.flatten_tensor(value)
 
 
-def stack(values: list[object]) -> object:
+def stack(values: Sequence[object]) -> object:
     """Join arrays, or tensors, of one shape along a new first axis.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -142,8 +142,9 @@ class ExtHooks:
                 return ModelData(unmark_values(value, self.devices))
             except ImportError as error:
                 raise DecodeError(f"a marker needs what is not installed here: {error}") from error
-        if not isinstance(value, kind):
-            raise TypeError(f"Expected `{kind.__qualname__}`, got `{type(value).__qualname__}`")
+        plain = get_origin(kind) or kind  # of NDArray[float32], only that it is an array is checked
+        if not isinstance(value, plain):
+            raise TypeError(f"Expected `{plain.__qualname__}`, got `{type(value).__qualname__}`")
         return value
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -108,7 +109,7 @@ def unpack_ndarray(payload: memoryview, *, copy: bool) -> np.ndarray:
     return value.copy() if copy else value
 
 
-def stack_ndarrays(values: list[object]) -> np.ndarray:
+def stack_ndarrays(values: Sequence[object]) -> np.ndarray:
     """Join arrays of one shape along a new first axis.
 
     Raises:

@@ -136,7 +136,7 @@ def restore_tensor(raw: bytearray | memoryview, shape: Sequence[int], name: str)
     return flat.reshape(tuple(shape))
 
 
-def stack_tensors(values: list[object]) -> torch.Tensor:
+def stack_tensors(values: Sequence[object]) -> torch.Tensor:
     """Join tensors of one shape along a new first axis.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -18,6 +19,8 @@ from vidette_protocol.messages import GenerateReqInput, SamplingParams
 from vidette_protocol.messages.sampling import MAX_SEED
 
 LIMITS = Limits(rid_chars=8, text_chars=20, max_new_tokens=200)
+MOST = 10
+"""Most tokens of prompt and output together."""
 
 
 def sampling(**params: Any) -> dict[str, Any]:
@@ -32,6 +35,7 @@ def sampling(**params: Any) -> dict[str, Any]:
         {"text": "日本🦊"},
         {"text": "a\x00b"},
         {"input_ids": [1]},
+        {"input_ids": [1] * 9},
         {"input_ids": []},  # told once the vocabulary is known
         {"text": "x", "rid": "12345678"},
         {"text": "x", "rid": "ä"},
@@ -49,7 +53,8 @@ def sampling(**params: Any) -> dict[str, Any]:
     ],
 )
 def test_what_can_be_served_is_accepted(fields: dict[str, Any]) -> None:
-    check_request(GenerateReqInput(**fields), LIMITS)
+    request = GenerateReqInput(**fields)
+    assert check_request(request, LIMITS, MOST) == request
 
 
 @pytest.mark.parametrize(
@@ -64,6 +69,7 @@ def test_what_can_be_served_is_accepted(fields: dict[str, Any]) -> None:
         ({"text": "x", "rid": ""}, "rid", "rid has 0 characters; it must have 1 to 8"),
         ({"text": "x", "rid": "123456789"}, "rid", "rid has 9 characters; it must have 1 to 8"),
         ({"text": "x", "rid": "\udfff"}, "rid", r"rid has '\udfff' at 0, half a surrogate pair"),
+        ({"input_ids": [1] * 10}, "input_ids", "the prompt has 10 tokens; at most 9 fit"),
         (sampling(max_new_tokens=-1), "max_new_tokens", "max_new_tokens is -1; it must be from 0 to 200"),
         (sampling(max_new_tokens=201), "max_new_tokens", "max_new_tokens is 201; it must be from 0 to 200"),
         (
@@ -100,14 +106,54 @@ def test_what_can_be_served_is_accepted(fields: dict[str, Any]) -> None:
 )
 def test_what_cannot_is_refused_by_name_and_value(fields: dict[str, Any], param: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        check_request(GenerateReqInput(**fields), LIMITS)
+        check_request(GenerateReqInput(**fields), LIMITS, MOST)
     assert message == str(caught.value)
     assert param == caught.value.param
 
 
 def test_a_text_that_is_too_long_has_the_code_that_clients_know() -> None:
     with pytest.raises(UsageError) as caught:
-        check_request(GenerateReqInput(text="x" * 21), LIMITS)
+        check_request(GenerateReqInput(text="x" * 21), LIMITS, MOST)
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"text": b"x"}, "text", "text is not valid: expected `str | null`, got `bytes`"),
+        ({"text": "x", "rid": 5}, "rid", "rid is not valid: expected `str | null`, got `int`"),
+        ({"text": "x", "stream": 1}, "stream", "stream is not valid: expected `bool`, got `int`"),
+        ({"input_ids": 5}, "input_ids", "input_ids is not valid: expected `array | null`, got `int`"),
+        ({"input_ids": [1, 2.0]}, "input_ids[1]", "input_ids[1] is not valid: expected `int`, got `float`"),
+        ({"input_ids": ["1"]}, "input_ids[0]", "input_ids[0] is not valid: expected `int`, got `str`"),
+        ({"input_ids": [True]}, "input_ids[0]", "input_ids[0] is not valid: expected `int`, got `bool`"),
+        (sampling(top_k=1.5), "top_k", "sampling_params.top_k is not valid: expected `int`, got `float`"),
+        (
+            sampling(temperature="hot"),
+            "temperature",
+            "sampling_params.temperature is not valid: expected `float`, got `str`",
+        ),
+        (
+            {"text": "x", "sampling_params": 5},
+            "sampling_params",
+            "sampling_params is not valid: expected `object`, got `int`",
+        ),
+    ],
+)
+def test_what_is_of_another_type_is_refused_by_name(fields: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_request(GenerateReqInput(**fields), LIMITS, MOST)
+    assert message == str(caught.value)
+    assert param == caught.value.param
+
+
+def test_a_prompt_that_is_far_too_long_is_not_looked_into() -> None:
+    class Ids(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("nobody looks")
+
+    with pytest.raises(UsageError, match=r"^the prompt has 1000 tokens; at most 9 fit$") as caught:
+        check_request(GenerateReqInput(input_ids=Ids([1] * 1000)), LIMITS, MOST)
     assert caught.value.code == "context_length_exceeded"
 
 

@@ -145,8 +145,9 @@ async def test_an_error_of_the_request_is_raised_behind_its_text(stream: Stream)
         await stream.read()
     assert stream.text == "so far"
     assert stream.token_ids == (1,)
-    with pytest.raises(StopAsyncIteration):
-        await anext(stream)
+    for read in (stream.read, stream.__anext__):
+        with pytest.raises(RequestError):
+            await read()
 
 
 async def test_a_failure_wakes_whoever_waits(stream: Stream) -> None:
@@ -159,6 +160,31 @@ async def test_a_failure_wakes_whoever_waits(stream: Stream) -> None:
             tasks.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
             stream.fail(closed)
+
+
+async def test_what_came_before_a_failure_is_read_before_it(stream: Stream) -> None:
+    stream.deliver(row("so far", 1))
+    stream.fail(closed)
+    assert await anext(stream) == Delta("so far", (1,), None)
+    with pytest.raises(EngineClosed):
+        await anext(stream)
+    with pytest.raises(RuntimeError):
+        stream.completion()
+
+
+async def test_a_second_reader_is_refused_while_one_waits(stream: Stream) -> None:
+    async def wait() -> None:
+        assert (await anext(stream)).text == "for the first"
+
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            with pytest.raises(anyio.BusyResourceError):
+                await anext(stream)
+            stream.deliver(row("for the first", 1))
+    stream.deliver(row("for anyone", 2))
+    assert (await anext(stream)).text == "for anyone"
 
 
 async def test_a_failure_is_raised_anew_each_time(stream: Stream) -> None:
@@ -211,6 +237,8 @@ async def test_a_read_that_is_cancelled_loses_nothing(stream: Stream) -> None:
 
 
 async def test_a_wait_that_is_cancelled_does_not_spoil_the_next(stream: Stream) -> None:
+    stream.deliver(row("taken", 0))
+    await anext(stream)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(anext, stream)
         await anyio.wait_all_tasks_blocked()

@@ -359,9 +359,9 @@ def test_a_vid_that_is_over_cannot_come_again() -> None:
 
 @pytest.mark.parametrize("ids", [[VOCAB], [1, -1], [3, 10**6, 3]])
 def test_token_ids_that_do_not_exist_are_a_fault_of_the_front(ids: list[int]) -> None:
-    message = f"vid 1 has token ids from {min(ids)} to {max(ids)}; the vocabulary is 0 to {VOCAB - 1}"
     driver = Driver()
-    with pytest.raises(RemoteProtocolError, match=f"^{message}$"):
+    message = f"^vid 1 has token ids from {min(ids)} to {max(ids)}; .*{VOCAB - 1}$"
+    with pytest.raises(RemoteProtocolError, match=message):
         driver.step(request(1, ids))
 
 

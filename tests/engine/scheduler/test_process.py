@@ -263,6 +263,17 @@ async def test_what_comes_behind_an_abort_is_taken_behind_it(kind: Kind) -> None
         assert answer.scheduler.live == answer.scheduler.tombstones == 0
 
 
+async def test_the_floor_of_an_abort_reaches_the_step_loop_with_it(kind: Kind) -> None:
+    async with running(kind) as ends:
+        ends.front.post(AbortReq(vid=2))
+        assert (await ends.ask()).tombstones == 1
+        ends.front.post(request(5, max_new_tokens=900))
+        await ends.receive()
+        ends.front.post(AbortReq(vid=5, floor=3))
+        assert await ends.receive_until_end_of(5) == "abort"
+        assert (await ends.ask()).tombstones == 0
+
+
 async def test_an_abort_while_it_decodes_ends_it_with_what_was_made(kind: Kind) -> None:
     model = GatedModel()
     async with running(kind, model) as ends:

@@ -13,8 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from vidette.transport.channel import FRAMES_PER_CHECKPOINT, Channel, socket_pair
-from vidette.transport.framing import LinkClosed
-from vidette.transport.framing import HEADER, RECEIVE_BYTES
+from vidette.transport.framing import HEADER, RECEIVE_BYTES, LinkClosed
 from vidette_protocol.errors import RemoteProtocolError
 
 DEADLINE = 20.0

@@ -32,8 +32,9 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     elements = st.integers(0, 1) if dtype.kind == "b" else npst.from_dtype(dtype)
     value = draw(npst.arrays(dtype, shape, elements=elements))
     value = value.transpose(draw(st.permutations(range(value.ndim))))
-    steps = [slice(None, None, draw(st.sampled_from([1, 2, -1]))) for _ in range(value.ndim)]
-    return value[(..., *steps)]
+    for axis in range(value.ndim):
+        value = np.moveaxis(np.moveaxis(value, axis, 0)[:: draw(st.sampled_from([1, 2, -1]))], 0, axis)
+    return value
 
 
 @given(value=arrays(), copy=st.booleans())
@@ -57,7 +58,7 @@ def test_every_array_comes_back(value: np.ndarray, copy: bool) -> None:
     ],
 )
 def test_the_golden_bytes(value: np.ndarray, golden: str) -> None:
-    """Computed by hand: metadata is [shape, dtype.str], elements follow in C order and in their own byte order."""
+    """Computed by hand: metadata is [shape, dtype.str]; then elements in C order, in their byte order."""
     assert pack_ndarray(value) == bytes.fromhex(golden)
 
 
@@ -89,7 +90,7 @@ def test_a_file_in_memory_travels_as_an_array(tmp_path: Path) -> None:
         np.zeros(1, "V2"),
         np.zeros(1, np.longdouble),
         np.ma.masked_array([1, 2], [True, False]),
-        np.rec.array([(1,)]),
+        np.zeros(1, [("a", "i4")]).view(np.recarray),
     ],
     ids=lambda value: str(value.dtype),
 )

@@ -140,6 +140,15 @@ def test_an_abort_is_posted_once_and_only_if_there_is_something_to_abort(
     assert before == machine.key()
 
 
+@pytest.mark.parametrize("live", [State.SENT, State.LIVE])
+def test_the_answer_to_an_abort_that_was_not_sent_is_refused(live: State) -> None:
+    """A caller who is still there must not be told that he has left."""
+    machine = in_state(live)
+    with pytest.raises(RemoteProtocolError, match="abort that was not sent"):
+        machine.receive(A, 0, 0, End.ABORT)
+    assert machine.state(A) is live
+
+
 def test_an_abort_of_a_vid_that_was_never_issued_is_silence() -> None:
     assert FrontMachine().abort(Vid(5)) is False
 

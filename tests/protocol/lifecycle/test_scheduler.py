@@ -107,11 +107,37 @@ def test_aborts_are_idempotent() -> None:
         machine.abort(A)
         before = machine.key()
         assert machine.abort(A) is None
-        if state in {State.OVER, State.LAUNCHED, State.FREEING}:
-            assert before == machine.key()
-        else:
-            # The first ended it, the second came after: it is remembered until the floor has passed.
-            assert machine.tombstones == 1
+        assert before == machine.key()
+
+
+def test_an_abort_that_crosses_the_end_is_silence() -> None:
+    machine = in_state(State.LAUNCHED)
+    assert machine.land(A, 1, end=True) == Row(A, 0, 1, End.FINISH)
+    assert machine.abort(A) is None
+    assert machine.tombstones == 0
+    with pytest.raises(RemoteProtocolError, match="twice"):
+        machine.request(A)
+
+
+def test_the_memory_of_ends_is_bounded() -> None:
+    machine = SchedulerMachine(remembered=1)
+    for vid in (A, B):
+        machine.request(vid)
+        machine.abort(vid)
+    assert machine.abort(B) is None  # the last one is remembered
+    assert machine.tombstones == 0
+    assert machine.abort(A) is None  # this one is not any more: it might come yet
+    assert machine.tombstones == 1
+    twin = machine.copy()
+    assert twin.key() == machine.key()
+
+
+def test_a_machine_that_remembers_nothing_keeps_a_tombstone() -> None:
+    machine = SchedulerMachine(remembered=0)
+    machine.request(A)
+    machine.abort(A)
+    assert machine.abort(A) is None
+    assert machine.tombstones == 1
 
 
 def test_a_tombstone_lives_until_the_floor_has_passed_it() -> None:

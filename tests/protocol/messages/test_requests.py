@@ -26,6 +26,11 @@ def test_the_prompt_is_read_where_it_lies() -> None:
             SamplingParams(sampling_seed=0, max_new_tokens=None),
             "max_new_tokens or sampling_seed is not set",
         ),
+        (
+            4,
+            SamplingParams(sampling_seed=0, max_new_tokens=-1),
+            "max_new_tokens is -1; it must be from 0 to 1048576",
+        ),
     ],
 )
 def test_a_request_lacks_nothing_that_the_front_fills_in(

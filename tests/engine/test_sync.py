@@ -1,0 +1,113 @@
+"""The blocking facade: the same lifetimes, from threads and under Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import pytest
+
+from vidette import EngineClosed, RequestError, UsageError, sync
+
+DEADLINE = 30.0
+ENDLESS = {"max_new_tokens": 8000, "ignore_eos": True}
+SHORT = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def backend(request: pytest.FixtureRequest) -> Literal["asyncio", "trio"]:
+    name: Literal["asyncio", "trio"] = request.param
+    return name
+
+
+@contextmanager
+def interrupted_by_ctrl_c(ready: threading.Event) -> Iterator[None]:
+    """Send SIGINT to the main thread as soon as an event is set, and expect it to arrive in the block."""
+
+    def send() -> None:
+        ready.wait(DEADLINE)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    thread.join(DEADLINE)
+
+
+def test_it_streams_reads_and_leaves_nothing(backend: Literal["asyncio", "trio"]) -> None:
+    with sync.open_engine("toy", backend=backend) as engine:
+        with engine.generate("hello", sampling_params=SHORT) as stream:
+            pieces = [delta.text for delta in stream]
+        with engine.generate("hello", sampling_params=SHORT) as stream:
+            completion = stream.read()
+        assert "".join(pieces) == completion.text == stream.text
+        assert stream.token_ids == completion.token_ids
+        engine.wait_quiet()
+        assert engine.heartbeat().ledgers.total() == 0
+        assert engine.render_chat([{"role": "user", "content": "hi"}])
+        assert engine.info.name == "toy"
+        assert engine.max_total_tokens > 0
+    with pytest.raises(EngineClosed):
+        engine.heartbeat()
+    with pytest.raises(EngineClosed), engine.generate("late"):
+        pass
+
+
+def test_leaving_a_block_early_aborts(backend: Literal["asyncio", "trio"]) -> None:
+    with sync.open_engine("toy", backend=backend) as engine:
+        for _ in range(3):
+            with engine.generate("x", sampling_params=ENDLESS, rid="r") as stream:
+                next(iter(stream))
+        engine.wait_quiet()
+        assert engine.statistics().ledgers.total() == 0
+
+
+def test_errors_come_out_as_they_are(backend: Literal["asyncio", "trio"]) -> None:
+    with sync.open_engine("toy", backend=backend) as engine:
+        with pytest.raises(UsageError, match="empty"), engine.generate(""):
+            pass
+        with pytest.raises(LookupError), engine.generate("x", sampling_params=ENDLESS):
+            raise LookupError
+        engine.wait_quiet()
+
+
+def test_closing_ends_the_call_of_another_thread(backend: Literal["asyncio", "trio"]) -> None:
+    heard: list[BaseException] = []
+    started = threading.Event()
+
+    def read() -> None:
+        try:
+            with engine.generate("x", sampling_params=ENDLESS) as stream:
+                started.set()
+                stream.read()
+        except (EngineClosed, RequestError) as error:
+            heard.append(error)
+
+    with sync.open_engine("toy", backend=backend) as engine:
+        thread = threading.Thread(target=read)
+        thread.start()
+        assert started.wait(DEADLINE)
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
+    assert [type(error) for error in heard] == [EngineClosed]
+
+
+def test_ctrl_c_while_reading_leaves_the_engine_usable(backend: Literal["asyncio", "trio"]) -> None:
+    ready = threading.Event()
+    with sync.open_engine("toy", backend=backend) as engine:
+        with (
+            interrupted_by_ctrl_c(ready),
+            engine.generate("x", sampling_params=ENDLESS, rid="r") as stream,
+        ):
+            next(iter(stream))
+            ready.set()
+            stream.read()
+        engine.wait_quiet()
+        with engine.generate("next", sampling_params=SHORT, rid="r") as stream:
+            assert stream.read().completion_tokens == 6
+        assert engine.heartbeat().ledgers.total() == 0
