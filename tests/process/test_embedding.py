@@ -90,7 +90,8 @@ SCRIPT = """
 import anyio, vidette
 async def main():
     async with vidette.open_engine("toy", topology={topology!r}) as engine:
-        async with engine.generate("hello", sampling_params={{"max_new_tokens": 6, "temperature": 0}}) as stream:
+        params = {{"max_new_tokens": 6, "temperature": 0}}
+        async with engine.generate("hello", sampling_params=params) as stream:
             print((await stream.read()).text)
 print("once")
 anyio.run(main, backend={backend!r})

@@ -328,6 +328,7 @@ async def test_storm(topology: str, seed: int) -> None:
             outcome = await run_storm(engine, requests=150, cancel=0.5, seed=seed)
             assert outcome.errors == []
             assert outcome.finished + outcome.cancelled == 150
-            assert outcome.finished and outcome.cancelled
+            assert outcome.finished
+            assert outcome.cancelled
             await wait_quiescent(engine)
             await answers(engine, "slot-0")

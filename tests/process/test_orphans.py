@@ -16,7 +16,8 @@ import sys, anyio, vidette
 async def main():
     async with vidette.open_engine("toy", topology="processes") as engine:
         print(*(process.pid for process in engine.statistics().processes), flush=True)
-        async with engine.generate("x", sampling_params={{"max_new_tokens": 8000, "ignore_eos": True}}) as stream:
+        params = {{"max_new_tokens": 8000, "ignore_eos": True}}
+        async with engine.generate("x", sampling_params=params) as stream:
             await anext(stream)
             print("generating", flush=True)
             {then}
@@ -75,7 +76,10 @@ def test_a_child_whose_parent_is_gone_before_it_looks_exits() -> None:
     """A child compares its parent with the one that started it: no window is left open."""
     read, write = os.pipe()
     try:
-        spec = '{"links":{},"guard":%d,"parent":1,"die_with_thread":true,"incarnation":0,"backend":"asyncio","config":{}}'
+        spec = (
+            '{"links":{},"guard":%d,"parent":1,"die_with_thread":true,'
+            '"incarnation":0,"backend":"asyncio","config":{}}'
+        )
         child = subprocess.run(
             [sys.executable, "-m", "vidette._child", "scheduler", spec % read],
             pass_fds=[read],

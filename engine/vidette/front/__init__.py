@@ -2,5 +2,6 @@
 
 - `manager`  TokenizerManager: the front's machine, the routes to callers, the links to the ring
 - `stream`   what a caller holds: one merged delta and the pieces already taken
+- `offload`  blocking calls in threads, a few at a time
 - `checks`   what makes a request acceptable, as pure functions
 """

@@ -157,15 +157,14 @@ class Stream:
     async def _wait_news(self) -> None:
         if self._has_news:
             await anyio.lowlevel.checkpoint()
-        if self._waiting:
-            raise anyio.BusyResourceError("reading from")
-        self._waiting = True
-        try:
-            while not self._has_news:
-                self._news = anyio.Event()
+        while not self._has_news:
+            if self._waiting:
+                raise anyio.BusyResourceError("reading from")
+            self._waiting, self._news = True, anyio.Event()
+            try:
                 await self._news.wait()
-        finally:
-            self._waiting = False
+            finally:
+                self._waiting = False
 
     @property
     def _has_news(self) -> bool:

@@ -4,6 +4,7 @@
 - `policy`   pure: what the next step computes
 - `sampler`  logits to tokens, over all rows at once
 - `loop`     `StepLoop.step(commands, now) -> effects`: machine, blocks and batch have this one owner
+- `build`    from a configuration to a step loop: loads the model
 - `compute`  the thread that drives the loop and sends what it makes
 - `process`  the AnyIO shell: link to the front, one lifetime task per request
 """

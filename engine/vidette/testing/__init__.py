@@ -1,8 +1,8 @@
 """The public test kit: what we test the engine with, for those who build on it.
 
-- `assert_quiescent`, `wait_quiescent`  nothing is held anywhere
-- `storm`   `python -m vidette.testing.storm`: many requests, many of them left at random moments
-- `report`  the JSON that commands print with `--json`
+- `quiescence`  `assert_quiescent`, `wait_quiescent`: nothing is held anywhere
+- `storm`       `python -m vidette.testing.storm`: many requests, many of them left at random moments
+- `report`      the JSON that commands print with `--json`
 """
 
 from vidette.testing.quiescence import assert_quiescent as assert_quiescent

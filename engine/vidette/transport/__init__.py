@@ -3,8 +3,9 @@
 - `framing`  pure: bytes to frames and frames to bytes
 - `channel`  `Channel`, frames over a socket; the interface every channel has
 - `memory`   the same over memory, between two tasks of one loop
-- `mailbox`  `Mailbox`, objects from any thread to a loop, and `Waker`, a bell for a thread
+- `mailbox`  `Mailbox`, objects from any thread to a loop, and `Bell`, which wakes a thread
 - `link`     `Link`, messages over a channel, and the handshake that opens it
 - `sink`     how the compute thread sends by itself
+- `shm_pointer`, `cuda_ipc`  tensors that a message only points at
 - `spawn`    starting, guarding and watching child processes
 """

@@ -153,7 +153,7 @@ class CudaReader:
         self._pools: dict[tuple[bytes, int], torch.UntypedStorage] = {}
 
     def materialise(
-        self, handle: CudaIpcHandle, device: torch.device | str, acknowledge: Callable[[str], None]
+        self, handle: CudaIpcHandle, device: torch.device | str, acknowledge: Callable[[str], object]
     ) -> torch.Tensor:
         """Return the tensor of a handle, on a device of the reader's choice, and acknowledge the handle.
 
@@ -218,7 +218,7 @@ class CudaReader:
             self._pools[name, offset] = storage
         return storage
 
-    def discard(self, handle: CudaIpcHandle, acknowledge: Callable[[str], None]) -> None:
+    def discard(self, handle: CudaIpcHandle, acknowledge: Callable[[str], object]) -> None:
         """Acknowledge a handle that will not be read; do nothing if it was acknowledged."""
         if not handle.acknowledgement.taken:
             handle.acknowledgement.take()

@@ -174,7 +174,7 @@ def _name_segment(directory: Path, name: str, fd: int) -> None:
 
 
 def materialise(
-    pointer: ShmPointer, acknowledge: Callable[[str], None], *, directory: Path = DIRECTORY
+    pointer: ShmPointer, acknowledge: Callable[[str], object], *, directory: Path = DIRECTORY
 ) -> torch.Tensor:
     """Return a copy of the tensor that a pointer points at, and acknowledge the pointer.
 
@@ -191,7 +191,7 @@ def materialise(
 
 
 def read(
-    pointer: ShmPointer, acknowledge: Callable[[str], None], *, directory: Path = DIRECTORY
+    pointer: ShmPointer, acknowledge: Callable[[str], object], *, directory: Path = DIRECTORY
 ) -> bytearray:
     """Return a copy of the bytes that a pointer points at, and acknowledge the pointer; needs no torch.
 
@@ -204,7 +204,7 @@ def read(
         acknowledge(pointer.shm_name)
 
 
-def discard(pointer: ShmPointer, acknowledge: Callable[[str], None]) -> None:
+def discard(pointer: ShmPointer, acknowledge: Callable[[str], object]) -> None:
     """Acknowledge a pointer that will not be read; do nothing if it was acknowledged.
 
     Whoever drops a decoded message calls this for each pointer in it, and may call it in any `finally`.

@@ -470,6 +470,28 @@ async def test_a_question_can_be_given_up() -> None:
         assert not front.manager._questions
 
 
+async def test_conversations_that_are_rendered_count_as_living() -> None:
+    async with Front.serving(max_requests=2) as front, anyio.create_task_group() as tasks:
+        front.offload.gate = anyio.Event()
+        tasks.start_soon(front.manager.render_chat, [])
+        tasks.start_soon(front.manager.render_chat, [])
+        await front.until(lambda: front.offload.begun == 2)
+        with pytest.raises(Overloaded, match=r"^2 requests live; at most 2 may$"):
+            await front.manager.render_chat([])
+        with pytest.raises(Overloaded):
+            async with front.manager.generate(ask()):
+                pytest.fail("there is no room")
+        tasks.cancel_scope.cancel()
+
+
+async def test_conversations_that_were_rendered_or_given_up_do_not_count() -> None:
+    async with Front.serving(max_requests=1) as front:
+        with anyio.move_on_after(0):
+            await front.manager.render_chat([])
+        for _ in range(3):
+            await front.manager.render_chat([])
+
+
 async def test_a_conversation_is_rendered_elsewhere() -> None:
     async with Front.serving() as front:
         assert await front.manager.render_chat([{"role": "user", "content": "hi"}]) == "user: hi\n"
@@ -523,11 +545,8 @@ async def test_after_its_end_nothing_is_served_and_the_first_end_counts() -> Non
         front.manager.end(broken)
         front.manager.end(lambda: EngineClosed("too late"))
         front.manager.shutdown()
-        for wait in (
-            front.manager.heartbeat,
-            front.manager.freeze_gc,
-            partial(front.manager.render_chat, []),
-        ):
+        render_chat = partial(front.manager.render_chat, [])
+        for wait in (front.manager.heartbeat, front.manager.freeze_gc, render_chat):
             with pytest.raises(EngineBroken):
                 await wait()
         with pytest.raises(EngineBroken):

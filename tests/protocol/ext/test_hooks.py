@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import tracemalloc
 from array import array
 from random import Random
@@ -174,6 +175,16 @@ def test_another_type_is_refused_with_where_it_was(name: str) -> None:
 def test_model_data_is_a_mapping() -> None:
     with pytest.raises(DecodeError, match="no mapping of names"):
         WIRE.decode(WIRE.encode({"data": [1]}), Typed)
+
+
+def test_what_is_not_installed_is_missed_by_what_needs_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor, pixels = WIRE.encode(torch.ones(1)), WIRE.encode(np.ones(1))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert WIRE.decode(pixels) == np.ones(1)
+    with pytest.raises(DecodeError, match="extension 2 needs what is not installed"):
+        WIRE.decode(tensor)
+    with pytest.raises(DecodeError, match="a marker needs what is not installed"):
+        ExtHooks().dec_hook(ModelData, {"x": {"__torch_dtype__": "int8"}})
 
 
 # --- pointers -------------------------------------------------------------------------------------
