@@ -164,6 +164,8 @@ class Engine:
     async def freeze_gc(self) -> None:
         """Have scheduler and detokenizer collect garbage once and leave what lives out of collections.
 
+        With the topology "inline" they are this process, and what lives includes all of the program.
+
         Raises:
             EngineBroken, EngineClosed: the engine serves no more.
         """
@@ -186,17 +188,19 @@ class Engine:
 
 
 @asynccontextmanager
-async def open_engine(model: str | None = None, **options: Any) -> AsyncGenerator[Engine]:
+async def open_engine(model: str | EngineConfig | None = None, **options: Any) -> AsyncGenerator[Engine]:
     """Open an engine; leaving the block ends all that it started.
 
     Args:
-        model: a known name, "toy", or the path of a GGUF file; default smollm2-135m-instruct.
+        model: a known name, "toy", or the path of a GGUF file; default smollm2-135m-instruct. Or a whole
+            configuration; then nothing else is given.
         options: the other fields of EngineConfig, such as topology="processes".
 
     Raises:
         UsageError: an option is not known or out of range, or the model is not known.
         ModelError: the model's file is missing, damaged or not supported.
         EngineBroken: a process ended before it was ready, or took longer than `start_timeout`.
+        OSError: a process could not be started.
     """
     config = _config(model, options)
     source = resolve(config.model)
@@ -272,7 +276,11 @@ async def _tell_broken(ring: Ring, manager: TokenizerManager) -> None:
         manager.end(ring.breakdown.error)
 
 
-def _config(model: str | None, options: Mapping[str, object]) -> EngineConfig:
+def _config(model: str | EngineConfig | None, options: Mapping[str, object]) -> EngineConfig:
+    if isinstance(model, EngineConfig):
+        if options:
+            raise UsageError(f"a whole configuration holds {', '.join(options)} itself; give it there")
+        return check_config(model)
     given = dict(options) if model is None else {"model": model, **options}
     try:
         config = msgspec.convert(given, EngineConfig)

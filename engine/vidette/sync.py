@@ -22,6 +22,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from vidette import api
 from vidette.api import Statistics
+from vidette.config import EngineConfig
 from vidette.errors import EngineBroken, EngineClosed
 from vidette.front.stream import Completion, Delta
 from vidette.front.stream import Stream as AsyncStream
@@ -137,12 +138,13 @@ class Engine:
 
 @contextmanager
 def open_engine(
-    model: str | None = None, *, backend: Literal["asyncio", "trio"] = "asyncio", **options: Any
+    model: str | EngineConfig | None = None, *, backend: Literal["asyncio", "trio"] = "asyncio", **options: Any
 ) -> Iterator[Engine]:
     """Open an engine; leaving the block ends all that it started.
 
     Args:
-        model: a known name, "toy", or the path of a GGUF file; default smollm2-135m-instruct.
+        model: a known name, "toy", or the path of a GGUF file; default smollm2-135m-instruct. Or a whole
+            configuration.
         backend: the event loop library of the thread that it runs in.
         options: the other fields of EngineConfig.
 

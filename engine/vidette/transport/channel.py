@@ -40,13 +40,6 @@ class FrameChannel(Protocol):
     async def run_writer(self) -> None:
         """Send what is posted until cancelled or until the other side is gone."""
 
-    def flush_nowait(self) -> bool:
-        """Send what can be sent at once; return whether nothing is left. Not while `run_writer` runs.
-
-        Raises:
-            LinkClosed: the other side is gone.
-        """
-
     def close(self) -> None:
         """Close this end; idempotent. Nobody may be waiting in `receive()`."""
 

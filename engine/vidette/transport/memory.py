@@ -48,10 +48,6 @@ class MemoryChannel:
         """Do nothing: posting delivers."""
         await anyio.lowlevel.checkpoint()
 
-    def flush_nowait(self) -> bool:
-        """Return True: posting delivers."""
-        return True
-
     def close(self) -> None:
         """Close both ends; frames that have arrived can still be read."""
         for end in (self, self._peer):

@@ -26,7 +26,8 @@ imports what arrives in it, and one that has no torch can still decode arrays.
 - `either`       what is done alike with both
 - `markers`      tuple, torch.Size, dtype and device inside `ModelData` and inside descriptors
 - `descriptors`  `ShmPointer`, `CudaIpcHandle` and how often each is acknowledged: once
-- `hooks`        `ExtHooks`, which joins them
+- `pointers`     which of them a message holds
+- `hooks`        `ExtHooks`, which joins all this
 """
 
 from vidette_protocol.ext.descriptors import Acknowledgement as Acknowledgement
@@ -39,4 +40,5 @@ from vidette_protocol.ext.hooks import ExtHooks as ExtHooks
 from vidette_protocol.ext.layout import ExtCode as ExtCode
 from vidette_protocol.ext.layout import Flat as Flat
 from vidette_protocol.ext.markers import ModelData as ModelData
+from vidette_protocol.ext.pointers import pointers_in as pointers_in
 from vidette_protocol.ext.tensors import restore_tensor as restore_tensor

@@ -591,6 +591,9 @@ async def test_a_stream_that_has_its_end_keeps_it() -> None:
 
 async def test_quiet_is_waited_for_by_everybody() -> None:
     async with Front.serving() as front:
+        async with front.manager.generate(ask()) as earlier:
+            front.say(StrRow(earlier.vid, 0, (0,), STOP, ""))
+            await earlier.read()
         await front.manager.wait_quiet()
         quiet: list[int] = []
 
