@@ -138,7 +138,10 @@ class Engine:
 
 @contextmanager
 def open_engine(
-    model: str | EngineConfig | None = None, *, backend: Literal["asyncio", "trio"] = "asyncio", **options: Any
+    model: str | EngineConfig | None = None,
+    *,
+    backend: Literal["asyncio", "trio"] = "asyncio",
+    **options: Any,
 ) -> Iterator[Engine]:
     """Open an engine; leaving the block ends all that it started.
 

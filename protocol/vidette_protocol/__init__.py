@@ -5,6 +5,7 @@ Where to look:
 - `ids`         rid and vid
 - `messages`    every message, one module per theme
 - `codec`       messages to bytes and back, one closed union per link
+- `ext`         arrays, tensors and pointers to them inside messages
 - `lifecycle`   the life of a request: one pure machine for each of front, scheduler, detokenizer
 - `world`       the three machines joined by links into one value that can be explored
 - `invariants`  what must hold in every world

@@ -15,6 +15,7 @@ from typing import get_type_hints
 import msgspec
 
 from vidette_protocol.errors import DecodeError, LocalProtocolError, RemoteProtocolError
+from vidette_protocol.ext import ExtHooks
 from vidette_protocol.messages import (
     PROTOCOL_VERSION,
     AbortReq,
@@ -71,15 +72,25 @@ class Codec:
     Args:
         sends: classes that this side sends.
         receives: classes that the other side sends.
+        hooks: how arrays and tensors in messages are written and read; None: onto the CPU, copied.
     """
 
-    def __init__(self, *, sends: Iterable[type[Message]], receives: Iterable[type[Message]]) -> None:
+    def __init__(
+        self,
+        *,
+        sends: Iterable[type[Message]],
+        receives: Iterable[type[Message]],
+        hooks: ExtHooks | None = None,
+    ) -> None:
+        hooks = ExtHooks() if hooks is None else hooks
         self.sends = frozenset(sends)
         self.receives = frozenset(receives)
         self.fingerprint = fingerprint(self.sends | self.receives)
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=hooks.enc_hook)
         union = reduce(or_, sorted(self.receives, key=lambda cls: cls.__name__))
-        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(union)
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(
+            union, ext_hook=hooks.ext_hook, dec_hook=hooks.dec_hook
+        )
 
     def encode(self, message: Message) -> bytes:
         """Turn a message into the body of a frame.
@@ -93,7 +104,7 @@ class Codec:
             raise LocalProtocolError(f"{type(message).__name__} does not travel this way; {names} do")
         try:
             return self._encoder.encode(message)
-        except (OverflowError, TypeError, ValueError, msgspec.MsgspecError) as error:
+        except (OverflowError, TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise LocalProtocolError(f"{type(message).__name__} cannot be encoded: {error}") from error
 
     def decode(self, frame: bytes | bytearray | memoryview) -> Message:

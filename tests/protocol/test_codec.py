@@ -216,7 +216,7 @@ def test_what_does_travel_is_named() -> None:
     [
         (HeartbeatReq(id=1 << 64), "can't serialize ints"),
         (HeartbeatReq(id=-(1 << 63) - 1), "can't serialize ints"),
-        (FreezeGCReq(id=object()), "object is unsupported"),  # type: ignore[arg-type]
+        (FreezeGCReq(id=object()), "object does not travel"),  # type: ignore[arg-type]
         (Hello(version=1, fingerprint="", role="half \ud800", pid=1), "surrogates not allowed"),
     ],
 )

@@ -5,6 +5,7 @@
 - `sampling`  SamplingParams
 - `requests`  GenerateReqInput, TokenizedGenerateReqInput, AbortReq
 - `outputs`   BatchTokenIDOutput, BatchStrOutput, FinishReason
+- `multimodal`  MultimodalDataItem, MultimodalProcessorOutput, PositionalEmbeds
 - `control`   Hello, Ready, Failed, HeartbeatReq, FreezeGCReq, ShutdownReq
 """
 
