@@ -8,6 +8,7 @@ before it was told to end is a *breakdown*; the first one is kept and told to ev
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from enum import IntEnum
 from functools import partial
 
 import anyio
@@ -40,6 +41,14 @@ death, or the exit status of this one. A process with torch loaded takes about 0
 
 REAP_SECONDS = 2.0
 """How long a killed process may take to be gone."""
+
+
+class Sign(IntEnum):
+    """Signs of trouble that may have a cause elsewhere; the larger, the more it says."""
+
+    LINK_CLOSED = 0
+    CLEAN_END = 1
+    SAID_SO = 2
 
 
 class Breakdown(Struct, frozen=True):
@@ -96,7 +105,7 @@ class Ring:
         self.breakdown: Breakdown | None = None
         self.ended = anyio.Event()
         """Set once it has broken down, or is told to stop."""
-        self._suspicion: Breakdown | None = None
+        self._signs: dict[Sign, Breakdown] = {}
         self._stopping = False
         self._running = 0
         self._stopped = anyio.Event()
@@ -119,15 +128,17 @@ class Ring:
                 for link in (self.scheduler, self.detokenizer):
                     link.post_hello()
                 for link in (self.scheduler, self.detokenizer):
-                    await link.receive_hello()
+                    await _receive_hello(link)
                 await _receive_ready(self.detokenizer)
                 ready = await _receive_ready(self.scheduler)
             except LinkClosed as error:
-                await self._suspect(Breakdown(f"a link closed before the engine was ready: {error}"))
+                await self._suspect(
+                    Sign.LINK_CLOSED, Breakdown(f"a link closed before the engine was ready: {error}")
+                )
             except ProtocolError as error:
                 self.break_down(Breakdown(f"the engine cannot start: {error}", cause=error))
             except RoleFailed as failed:
-                await self._suspect(_breakdown_of(failed))
+                await self._suspect(Sign.SAID_SO, _breakdown_of(failed))
             tasks.cancel_scope.cancel()
         if self.breakdown is not None:
             raise self.breakdown.error()
@@ -147,9 +158,9 @@ class Ring:
         try:
             await listen()
         except LinkClosed:
-            await self._suspect(Breakdown(f"the link to the {role} closed", role=role))
+            await self._suspect(Sign.LINK_CLOSED, Breakdown(f"the link to the {role} closed", role=role))
         except RoleFailed as failed:
-            await self._suspect(_breakdown_of(failed))
+            await self._suspect(Sign.SAID_SO, _breakdown_of(failed))
         except ProtocolError as error:
             self.break_down(Breakdown(f"the {role} broke the protocol: {error}", role=role, cause=error))
 
@@ -185,7 +196,7 @@ class Ring:
             message = describe_exit(child.role, status, child.last_words())
             breakdown = Breakdown(message, role=child.role, exit_status=status)
             if status == 0:
-                await self._suspect(breakdown)
+                await self._suspect(Sign.CLEAN_END, breakdown)
             else:
                 self.break_down(breakdown)
         finally:
@@ -196,7 +207,7 @@ class Ring:
         self._begin()
         try:
             await run()
-            await self._suspect(Breakdown(f"the {role} ended", role=role))
+            await self._suspect(Sign.CLEAN_END, Breakdown(f"the {role} ended", role=role))
         except Exception as error:  # noqa: BLE001  supervision: the cause goes to every waiter
             cause = sole_cause(error)
             self.break_down(
@@ -205,15 +216,14 @@ class Ring:
         finally:
             self._end()
 
-    async def _suspect(self, breakdown: Breakdown) -> None:
-        """Note a sign that may be the echo of something else; break down by it if nothing else shows."""
+    async def _suspect(self, sign: Sign, breakdown: Breakdown) -> None:
+        """Note a sign that may be the echo of something else; break down by the best if no cause shows."""
         if self._stopping:
             return
-        if self._suspicion is None or (self._suspicion.exit_status is None is not breakdown.exit_status):
-            self._suspicion = breakdown
+        self._signs.setdefault(sign, breakdown)
         with anyio.move_on_after(PATIENCE_SECONDS):
             await self.ended.wait()
-        self.break_down(self._suspicion)
+        self.break_down(self._signs[max(self._signs)])
 
     async def _wait_stopped(self, timeout: float) -> None:
         with anyio.move_on_after(timeout):
@@ -323,6 +333,13 @@ def import_roles() -> None:
     import vidette.detokenizer.process  # noqa: PLC0415
     import vidette.scheduler.build  # noqa: PLC0415
     import vidette.scheduler.process  # noqa: F401, PLC0415
+
+
+async def _receive_hello(link: Link) -> None:
+    message = await link.receive()
+    if isinstance(message, Failed):  # before it could say hello
+        raise RoleFailed(link.peer, message)
+    link.check_hello(message)
 
 
 async def _receive_ready(link: Link) -> Ready:

@@ -100,7 +100,8 @@ class EngineBroken(Error):  # noqa: N818
     Args:
         message: which process, how it ended, and its last words.
         role: "scheduler" or "detokenizer"; None if it cannot be told.
-        exit_status: what `wait` said of it: >= 0 an exit code, < 0 minus the signal; None if it did not end.
+        exit_status: what `wait` said of it: >= 0 an exit code, < 0 minus the signal; None if it
+            has not ended by now.
     """
 
     status = 503

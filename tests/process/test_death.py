@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
+import sniffio
 
 from tests.process.conftest import DEADLINE, wait_gone
-from vidette import Engine, EngineBroken, open_engine
+from vidette import Engine, EngineBroken, EngineConfig, open_engine
+from vidette._ring import start_processes
 from vidette_protocol.messages import ShutdownReq
 
 ENDLESS = {"max_new_tokens": 8000, "ignore_eos": True}
@@ -77,13 +80,12 @@ async def test_a_control_call_that_waits_hears_of_a_killed_process() -> None:
 async def test_an_exit_with_status_0_is_an_event_too() -> None:
     with anyio.fail_after(DEADLINE):
         async with open_engine("toy", topology="processes") as engine:
-            async with engine.generate("x", sampling_params=ENDLESS) as stream:
-                await anext(stream)
-                engine._ring.scheduler.post(ShutdownReq())  # behind the engine's back
-                assert (await stream.read()).finish_reason.type == "abort"
+            engine._ring.scheduler.post(ShutdownReq())  # behind the engine's back
             broken = await engine.wait_broken()
             assert broken.exit_status == 0
             assert "ended with exit status 0" in str(broken)
+            with pytest.raises(EngineBroken, match="ended with exit status 0"):
+                await engine.heartbeat()
 
 
 async def test_a_failure_inside_a_role_is_told_with_its_words(topology: str) -> None:
@@ -111,3 +113,21 @@ async def test_a_group_of_the_body_stays_a_group() -> None:
         async with open_engine("toy"):
             raise ExceptionGroup("of the body", [ValueError("one")])
     assert len(caught.value.exceptions) == 1
+
+
+async def test_what_a_role_says_of_its_failure_before_its_hello_is_told(tmp_path: Path) -> None:
+    """The detokenizer reads the vocabulary before it opens its links."""
+    model = tmp_path / "damaged.gguf"
+    model.write_bytes(b"GGUF")
+    config = EngineConfig(model=str(model), topology="processes")
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            ring = start_processes(config, tasks, backend=sniffio.current_async_library())
+            try:
+                with pytest.raises(EngineBroken, match=r"ModelError.*damaged\.gguf") as caught:
+                    await ring.open()
+                assert caught.value.role == "detokenizer"
+            finally:
+                await ring.stop(0)
+                tasks.cancel_scope.cancel()
+        ring.close()

@@ -114,7 +114,6 @@ def _draw_sorted(
     mass = ordered.cumsum(dim=-1)
     before = mass - ordered
     kept = before < top_ps[:, None] * mass[:, -1:]
-    kept[:, 0] = True
     columns = _look_up(torch.where(kept, ordered, 0.0).cumsum(dim=-1), numbers)
     last = kept.sum(dim=-1) - 1
     return ids.gather(1, torch.minimum(columns, last)[:, None])[:, 0]

@@ -14,7 +14,6 @@ import anyio
 import anyio.lowlevel
 
 from vidette.transport.framing import FrameReader, LinkClosed, Outbox
-from vidette_protocol.errors import RemoteProtocolError
 from vidette_protocol.limits import Limits
 
 SEND_BUFFER_BYTES: Final = 1024 * 1024
@@ -98,8 +97,8 @@ class Channel:
         """Wait for the next frame.
 
         Raises:
-            LinkClosed: none will come any more.
-            RemoteProtocolError: the other side stopped in the middle of a frame, or announced too long a one.
+            LinkClosed: none will come any more; one that has come in part is lost with its sender.
+            RemoteProtocolError: the other side announced too long a frame.
         """
         await self._give_turn()
         while (frame := self._reader.pop()) is None:
@@ -113,9 +112,9 @@ class Channel:
             except OSError as error:
                 raise LinkClosed(str(error)) from error
             if count == 0:
-                if self._reader.partial:
-                    raise RemoteProtocolError("the other side stopped in the middle of a frame")
-                raise LinkClosed("the other side closed the link")
+                # In the middle of a frame as well: that is how the death of a process looks from here.
+                where = ", in the middle of a frame" if self._reader.partial else ""
+                raise LinkClosed(f"the other side closed the link{where}")
             self._reader.advance(count)
             await self._give_turn()  # cancelled here, what has come stays in the reader
         return frame

@@ -60,4 +60,12 @@ class Link:
         Raises:
             RemoteProtocolError: it is somebody else, or of another version.
         """
-        return self._codec.check_hello(await self.receive(), role=self.peer)
+        return self.check_hello(await self.receive())
+
+    def check_hello(self, message: Message) -> Hello:
+        """Return the first message if it is the Hello of whoever should be at the other end.
+
+        Raises:
+            RemoteProtocolError: it is somebody else, or of another version, or no Hello.
+        """
+        return self._codec.check_hello(message, role=self.peer)

@@ -165,7 +165,7 @@ async def test_an_end_between_frames_is_told_behind_them(channels: tuple[Channel
 
 
 @pytest.mark.parametrize("sent", [1, 3, 4, 7, 300_000])
-async def test_an_end_in_the_middle_of_a_frame_is_a_fault_of_the_other_side(
+async def test_an_end_in_the_middle_of_a_frame_is_an_end_and_says_so(
     sockets: tuple[socket.socket, socket.socket], sent: int
 ) -> None:
     left, right = sockets
@@ -181,9 +181,7 @@ async def test_an_end_in_the_middle_of_a_frame_is_a_fault_of_the_other_side(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(send)
             assert await channel.receive() == b"whole"
-            with pytest.raises(
-                RemoteProtocolError, match=r"^the other side stopped in the middle of a frame$"
-            ):
+            with pytest.raises(LinkClosed, match=r"closed the link, in the middle of a frame$"):
                 await channel.receive()
 
 
