@@ -294,21 +294,6 @@ async def test_values_of_wrong_types_are_refused_and_touch_nobody_else() -> None
             assert (statistics.totals.submitted, statistics.totals.aborted) == (1, 1)
 
 
-async def test_callers_who_leave_do_not_multiply_threads() -> None:
-    import threading
-
-    with anyio.fail_after(2 * DEADLINE):
-        async with open_engine("toy") as engine:
-            before = threading.active_count()
-            text = "word " * 400_000
-            for _ in range(10):
-                with anyio.move_on_after(0.005):
-                    async with engine.generate(text):
-                        pass
-            assert threading.active_count() <= before + 3
-            await answers(engine, "r")
-
-
 async def test_freeze_gc_comes_round(topology: str) -> None:
     import gc
 
