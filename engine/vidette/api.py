@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import msgspec
 import sniffio
 from msgspec import Struct
@@ -210,8 +211,11 @@ async def open_engine(model: str | EngineConfig | None = None, **options: Any) -
         with bare(body):
             async with anyio.create_task_group() as scope_of_caller:
                 with body.watched():
-                    tasks = await scope_of_caller.start(_own)
+                    own = _Own()
+                    # Not by start(): in a scope that is cancelled already, that waits for what is shielded.
+                    scope_of_caller.start_soon(own.run)
                     try:
+                        tasks = await own.wait_tasks()
                         offload = ThreadOffload(tasks, TOKENISING_THREADS)
                         info = await offload(partial(read_info, source))
                         tokenizer = await offload(partial(load_tokenizer, source))
@@ -244,22 +248,38 @@ async def open_engine(model: str | EngineConfig | None = None, **options: Any) -
                             with anyio.CancelScope(shield=True):  # bounded: stop() has deadlines of its own
                                 await ring.stop(config.stop_timeout if manager is not None else 0)
                     finally:
-                        tasks.cancel_scope.cancel("the engine was closed")
+                        own.scope.cancel("the engine was closed")
     finally:
         if ring is not None:  # all its tasks have ended: nobody waits for a descriptor any more
             ring.close()
 
 
-async def _own(*, task_status: anyio.abc.TaskStatus[anyio.abc.TaskGroup]) -> None:
-    """Own the tasks of an engine, apart from the scope of the caller.
+class _Own:
+    """Owns the tasks of an engine, apart from the scope of the caller.
 
     A caller whose scope is cancelled leaves his block first, and may still read there what comes meanwhile;
     so the engine's own tasks end when the engine is closed, and not before.
     """
-    with anyio.CancelScope(shield=True):
-        async with anyio.create_task_group() as tasks:
-            task_status.started(tasks)
-            await anyio.sleep_forever()
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope(shield=True)
+        """Cancelled when the engine is closed."""
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._begun = anyio.Event()
+
+    async def run(self) -> None:
+        with self.scope:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                self._begun.set()
+                await anyio.sleep_forever()
+
+    async def wait_tasks(self) -> anyio.abc.TaskGroup:
+        with anyio.CancelScope(shield=True):  # bounded: the task begins in the next turn of the loop
+            await self._begun.wait()
+        await anyio.lowlevel.checkpoint()
+        assert self._tasks is not None
+        return self._tasks
 
 
 async def _open(ring: Ring, timeout: float) -> Ready:

@@ -13,12 +13,14 @@ with vidette.sync.open_engine() as engine:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Any, Literal, TypeVar
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+import anyio
+from anyio.from_thread import BlockingPortal
 
 from vidette import api
 from vidette.api import Statistics
@@ -154,12 +156,47 @@ def open_engine(
     Raises:
         UsageError, ModelError, EngineBroken: as `vidette.open_engine`.
     """
-    with start_blocking_portal(backend) as portal:
+    with (
+        _portal(backend) as portal,
         # Opened and closed by one task, as the task group in it demands.
-        with portal.wrap_async_context_manager(api.open_engine(model, **options)) as engine:
-            yield Engine(engine, _Loop(portal))
-        # A call of another thread that still waits for something hears that it is over.
-        portal.call(portal.stop, True)
+        portal.wrap_async_context_manager(api.open_engine(model, **options)) as engine,
+    ):
+        yield Engine(engine, _Loop(portal))
+
+
+@contextmanager
+def _portal(backend: str) -> Iterator[BlockingPortal]:
+    """Run an event loop in a thread while the block runs.
+
+    Like `anyio.from_thread.start_blocking_portal`, which hangs if it is interrupted while the thread starts.
+    Whatever still waits on the loop at the end is cancelled.
+    """
+    opened: Future[BlockingPortal] = Future()
+
+    async def main() -> None:
+        async with BlockingPortal() as portal:
+            if opened.set_running_or_notify_cancel():
+                opened.set_result(portal)
+                await portal.sleep_until_stopped()
+
+    def run() -> None:
+        try:
+            anyio.run(main, backend=backend)
+        except BaseException as error:
+            if opened.done():
+                raise
+            opened.set_exception(error)
+
+    thread = threading.Thread(target=run, name="vidette loop")
+    try:
+        thread.start()
+        yield opened.result()
+    finally:
+        if not opened.cancel() and opened.exception() is None:
+            portal = opened.result()
+            portal.call(portal.stop, True)
+        with suppress(RuntimeError):  # interrupted before it had begun: it will find that nobody waits
+            thread.join()
 
 
 class _Loop:
@@ -182,11 +219,20 @@ class _Loop:
             raise
 
     def enter(self, manager: AbstractAsyncContextManager[T]) -> T:
-        """Enter a context manager; leave it again if we are interrupted just when it was entered."""
-        future: Future[T] = self._start(manager.__aenter__)
+        """Enter a context manager; if we are interrupted meanwhile, it is left again."""
+        gone = threading.Event()
+
+        async def enter() -> T:
+            value = await manager.__aenter__()
+            if gone.is_set():  # too late to be cancelled, and nobody takes the value
+                await manager.__aexit__(None, None, None)
+            return value
+
+        future = self._start(enter)
         try:
             return self._wait(future)
         except BaseException:
+            gone.set()
             if not future.cancel() and not future.cancelled() and future.exception() is None:
                 self.call(manager.__aexit__, None, None, None)
             raise

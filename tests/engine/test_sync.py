@@ -111,3 +111,48 @@ def test_ctrl_c_while_reading_leaves_the_engine_usable(backend: Literal["asyncio
         with engine.generate("next", sampling_params=SHORT, rid="r") as stream:
             assert stream.read().completion_tokens == 6
         assert engine.heartbeat().ledgers.total() == 0
+
+
+def test_ctrl_c_while_the_engine_opens_ends_what_was_begun(backend: Literal["asyncio", "trio"]) -> None:
+    import time
+
+    for delay in (0.0, 0.005, 0.02, 0.05, 0.2):
+        threads = threading.active_count()
+
+        def send(delay: float = delay) -> None:
+            time.sleep(delay)  # a moment of the opening; any will do
+            os.kill(os.getpid(), signal.SIGINT)
+
+        interrupter = threading.Thread(target=send)
+        with pytest.raises(KeyboardInterrupt):
+            interrupter.start()
+            with sync.open_engine("toy", backend=backend):
+                time.sleep(DEADLINE)
+        interrupter.join(DEADLINE)
+        assert not any(thread.name == "vidette loop" for thread in threading.enumerate())
+        assert threading.active_count() <= threads + 3  # idle workers of the event loop library
+
+
+def test_a_request_that_was_entered_just_when_we_were_interrupted_is_left_again() -> None:
+    from collections.abc import AsyncIterator
+    from contextlib import asynccontextmanager
+
+    log: list[str] = []
+    entering = threading.Event()
+
+    @asynccontextmanager
+    async def request() -> AsyncIterator[None]:
+        entering.set()
+        os.kill(os.getpid(), signal.SIGINT)  # seen by the main thread while this one goes on
+        log.append("entered")
+        try:
+            yield
+        finally:
+            log.append("left")
+
+    with sync._portal("asyncio") as portal:
+        loop = sync._Loop(portal)
+        with pytest.raises(KeyboardInterrupt):
+            loop.enter(request())
+            pytest.fail("it was not interrupted")  # pragma: no cover
+    assert log == ["entered", "left"]

@@ -133,3 +133,58 @@ def test_importing_the_library_starts_nothing_and_needs_no_torch() -> None:
     output, errors = script.communicate(timeout=DEADLINE)
     assert (output.strip(), errors) == ("False 1", "")
     assert isinstance(script, subprocess.Popen)
+
+
+@pytest.mark.parametrize("topology", ["inline", "processes"])
+async def test_opening_in_a_scope_that_has_ended_opens_nothing(topology: str) -> None:
+    """Neither hangs nor leaves anything: a cancelled scope, a deadline that has passed, one turn later."""
+    with anyio.fail_after(DEADLINE):
+        for deadline in (-1.0, 0.0, 0.001, 0.05):
+            with anyio.move_on_after(deadline) as scope:
+                async with open_engine("toy", topology=topology):
+                    await anyio.sleep_forever()
+            assert scope.cancelled_caught
+        with anyio.CancelScope() as cancelled:
+            cancelled.cancel()
+            async with open_engine("toy", topology=topology):
+                pytest.fail("it opened")
+
+
+def test_a_task_that_is_cancelled_natively_while_it_opens_ends() -> None:
+    import asyncio  # noqa: TID251  what programs on asyncio do
+
+    async def open_and_wait() -> None:
+        async with open_engine("toy"):
+            await asyncio.sleep(3600)
+
+    async def main() -> None:
+        for turns in range(4):
+            task = asyncio.create_task(open_and_wait())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            done, _ = await asyncio.wait([task], timeout=DEADLINE)
+            assert done
+
+    asyncio.run(main())
+
+
+def test_a_program_ends_though_nobody_reads_its_stderr() -> None:
+    """What its processes say on stderr is passed on by a thread that nothing waits for."""
+    source = """
+import anyio, vidette
+from vidette.transport.spawn import _Echo
+echo = _Echo()
+for _ in range(64):
+    echo.add(b"x" * 16384)
+async def main():
+    async with vidette.open_engine("toy", topology="processes"):
+        print("open")
+anyio.run(main)
+"""
+    script = start_script(source)  # its stderr is a pipe, which is not read before it has ended
+    try:
+        assert script.wait(DEADLINE) == 0
+    finally:
+        script.kill()
+        script.communicate()

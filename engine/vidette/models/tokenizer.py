@@ -72,7 +72,8 @@ class ByteLevelTokenizer:
         """
         # The library refuses lone surrogates, which JSON can carry.
         clean = text.encode("utf-8", errors="replace").decode()
-        ids: list[int] = self._tokenizer.encode(clean, add_special_tokens=False).ids
+        # As a batch of one: only the batch call lets go of the interpreter, so that others run meanwhile.
+        ids: list[int] = self._tokenizer.encode_batch_fast([clean], add_special_tokens=False)[0].ids
         if ids[: len(self._prefix)] != self._prefix:
             ids = self._prefix + ids
         return np.array(ids, dtype=np.int32)

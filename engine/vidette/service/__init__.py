@@ -10,6 +10,7 @@
 - `fields`     JSON objects with fields that are honoured, refused or unknown
 - `errors`     the one shape of every error
 - `gate`       who is being answered, and whether more are let in
+- `hosts`      what a server on loopback answers to
 - `limits`     every bound of the service
 - `_uvicorn`   a server for the app; the one module that knows asyncio
 
@@ -18,4 +19,5 @@ The service sees the engine through its public API alone.
 
 from vidette.service.app import build_app as build_app
 from vidette.service.gate import Gate as Gate
+from vidette.service.hosts import LocalHosts as LocalHosts
 from vidette.service.limits import ServiceLimits as ServiceLimits

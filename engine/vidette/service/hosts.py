@@ -1,0 +1,61 @@
+"""`LocalHosts`: a server on loopback answers to the names of loopback alone.
+
+A web page can have its own name resolve to 127.0.0.1. To a browser that page and this server are then one
+site, and no rule about origins keeps them apart; what gives it away is the name in `Host`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from vidette.errors import UsageError
+from vidette.service.errors import body_of, shown, status_of
+
+
+class NotThisHost(UsageError):  # noqa: N818  named like the engine's errors
+    """The request names a host that is not this machine."""
+
+    status = 421
+
+
+class LocalHosts:
+    """Middleware that refuses requests whose `Host` is not a name of this machine's loopback.
+
+    Args:
+        app: what answers the others.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or pass it on."""
+        if scope["type"] == "http":
+            host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
+            if not is_loopback(host):
+                error = NotThisHost(
+                    f"this server answers to localhost and loopback addresses, not to {shown(host)}; "
+                    "--allow-remote lifts that",
+                    code="wrong_host",
+                )
+                answer = Response(
+                    msgspec.json.encode(body_of(error)), status_of(error), media_type="application/json"
+                )
+                await answer(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a `Host` header, with or without a port, names this machine's loopback; none at all does."""
+    name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
+    if name.lower() in ("", "localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
