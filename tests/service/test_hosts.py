@@ -1,4 +1,4 @@
-"""A server on loopback answers to the names of loopback, so that no web page can make its own name one of them."""
+"""A server on loopback answers to the names of loopback: no web page can make its own name one of them."""
 
 from __future__ import annotations
 

@@ -35,16 +35,15 @@ class LocalHosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or pass it on."""
         if scope["type"] == "http":
-            host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
+            host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
             if not is_loopback(host):
                 error = NotThisHost(
                     f"this server answers to localhost and loopback addresses, not to {shown(host)}; "
                     "--allow-remote lifts that",
                     code="wrong_host",
                 )
-                answer = Response(
-                    msgspec.json.encode(body_of(error)), status_of(error), media_type="application/json"
-                )
+                body = msgspec.json.encode(body_of(error))
+                answer = Response(body, status_of(error), media_type="application/json")
                 await answer(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -52,9 +51,9 @@ class LocalHosts:
 
 def is_loopback(host: str) -> bool:
     """Return whether a `Host` header, with or without a port, names this machine's loopback; none at all does."""
-    name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
-    if name.lower() in ("", "localhost"):
+    if host.lower().partition(":")[0] in ("", "localhost"):
         return True
+    name = host[1:].partition("]")[0] if host.startswith("[") and "]" in host else host.partition(":")[0]
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
