@@ -50,7 +50,7 @@ class LocalHosts:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a `Host` header, with or without a port, names this machine's loopback; none at all does."""
+    """Return whether a `Host` header, with or without a port, names loopback; none at all does."""
     if host.lower().partition(":")[0] in ("", "localhost"):
         return True
     name = host[1:].partition("]")[0] if host.startswith("[") and "]" in host else host.partition(":")[0]
