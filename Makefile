@@ -80,10 +80,10 @@ $(VENV)/.pip: $(VENV)/.created constraints.txt
 
 $(VENV)/.installed: $(VENV)/.pip pyproject.toml constraints.txt
 	@echo "Installing Vidette and what it needs into $(VENV); torch makes this take a minute or more."
-	$(INSTALL) --editable .
+	$(INSTALL) --editable '.[fuzz]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.pip pyproject.toml constraints.txt
 	@echo "Installing Vidette, what it needs and what its tests need into $(VENV); this takes a minute or more."
-	$(INSTALL) --editable . --group dev
+	$(INSTALL) --editable '.[fuzz]' --group dev
 	@touch $(VENV)/.installed $@
