@@ -2,9 +2,8 @@
 
 A world is the whole protocol without any process: clients that come and go, the front's, the scheduler's
 and the detokenizer's machine, and the messages in flight between them. `enabled()` lists what can happen
-next, `apply()` makes it happen in a copy, `check()` says which invariants are broken. The explorer walks
-all of it breadth first, the Hypothesis machine walks it at random; both drive the very machines that the
-engine runs.
+next, `apply()` makes it happen in a copy. The explorer walks all of it breadth first, the Hypothesis machine
+walks it at random; both drive the very machines that the engine runs.
 
 The world observes from outside what no machine can be asked: who heard what, which blocks are held, what
 was aborted before which launch. `invariants.py` judges these observations.

@@ -27,8 +27,9 @@ LAST_WORDS_BYTES: Final = 16 * 1024
 """How much of a child's stderr is kept for the error that tells of its death."""
 DEFAULT_ENVIRONMENT: Final = {"GOMP_SPINCOUNT": "1000"}
 """What a child finds in its environment unless ours says otherwise. Threads of the compute library then spin
-at its barriers for microseconds, not milliseconds. Measured on two cores, two threads, one stream: 22 tokens
-a second instead of 37 with the cores to itself, but 18 instead of 2 with one core taken by somebody else."""
+at its barriers for microseconds, not milliseconds. Measured on two cores with two threads and one stream:
+25 to 31 tokens a second instead of 35 to 38 with the cores to itself, but 16 to 18 instead of fewer than 4
+with one core taken by somebody else."""
 PR_SET_PDEATHSIG: Final = 1
 
 
