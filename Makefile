@@ -16,7 +16,7 @@ INSTALL := $(PIP) install --constraint constraints.txt --build-constraint constr
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint format fuzz reference constraints clean
+.PHONY: help demo test lint format fuzz bench reference constraints clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## */  make \1	/p' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +36,7 @@ lint: $(VENV)/.installed-dev  ## check style, types and layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/basedpyright --level error
 	$(BIN)/lint-imports --no-logo
 
 format: $(VENV)/.installed-dev  ## format, and fix what can be fixed
@@ -46,6 +47,9 @@ fuzz: $(VENV)/.installed-dev  ## try to break the protocol in three ways, for SE
 	$(BIN)/vidette fuzz explore --budget $(SECONDS)s
 	$(BIN)/vidette fuzz lifecycle --seconds $(SECONDS) --seed $(SEED)
 	$(BIN)/vidette fuzz codec --seconds $(SECONDS) --seed $(SEED)
+
+bench: $(VENV)/.installed  ## measure the codec and the hand-over against pickle and ZeroMQ
+	$(BIN)/vidette bench wire
 
 reference: $(VENV)/.installed  ## draw the generated parts of docs/reference anew
 	$(BIN)/python docs/make_reference.py
@@ -80,10 +84,10 @@ $(VENV)/.pip: $(VENV)/.created constraints.txt
 
 $(VENV)/.installed: $(VENV)/.pip pyproject.toml constraints.txt
 	@echo "Installing Vidette and what it needs into $(VENV); torch makes this take a minute or more."
-	$(INSTALL) --editable '.[fuzz]'
+	$(INSTALL) --editable '.[bench,fuzz]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.pip pyproject.toml constraints.txt
 	@echo "Installing Vidette, what it needs and what its tests need into $(VENV); this takes a minute or more."
-	$(INSTALL) --editable '.[fuzz]' --group dev
+	$(INSTALL) --editable '.[bench,fuzz]' --group dev
 	@touch $(VENV)/.installed $@

@@ -1,35 +1,59 @@
-"""Writes the generated parts of docs/reference/lifecycle.md anew: `make reference`.
+"""Writes the generated parts of the reference pages anew: `make reference`.
 
-Diagrams and tables are drawn from the transition tables that the machines run on, so they cannot drift; a
-test compares them with the page.
+Diagrams and tables are drawn from what the code runs on, so they cannot drift; a test compares them with the
+pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Final, TypeVar
 
+import msgspec
+from msgspec import NODEFAULT, Struct, inspect
+
+from vidette_fuzz.samples import LINKS, SAMPLES
+from vidette_protocol.codec import Codec
+from vidette_protocol.ext.layout import ExtCode
 from vidette_protocol.lifecycle.front import FRONT_TABLE, FrontEvent, FrontState
 from vidette_protocol.lifecycle.scheduler import SCHEDULER_TABLE, SchedulerEvent, SchedulerState
+from vidette_protocol.messages.bulk import LINK_MESSAGES
+from vidette_protocol.messages.catalogue import CATALOGUE, NOT_YET
+from vidette_protocol.messages.tags import NEVER, RESERVED
+from vidette_protocol.schema import reach, spell
 
-PAGE = Path(__file__).parent / "reference" / "lifecycle.md"
+DOCS = Path(__file__).parent
 
 State = TypeVar("State", bound=Enum)
 Event = TypeVar("Event", bound=Enum)
 
+EXAMPLES: Final = ("abort", "request", "tokens-one-each")
+"""Samples whose bytes are shown."""
 
-def diagram(table: Mapping[tuple[State, Event], State], *, first: State, begin: str) -> str:
-    """Return a table as a Mermaid diagram; the state named OVER is its end.
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table as Markdown."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *(list(row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# --- the life of a request ----------------------------------------------------------
+
+
+def diagram(machine: Mapping[tuple[State, Event], State], *, first: State, begin: str) -> str:
+    """Return a machine's table as a Mermaid diagram; the state named OVER is its end.
 
     Args:
-        table: (state, event) to the next state.
+        machine: (state, event) to the next state.
         first: where a vid begins.
         begin: what brings it there.
     """
     labels: dict[tuple[str, str], list[str]] = {}
-    for (state, event), after in table.items():
+    for (state, event), after in machine.items():
         labels.setdefault((state.name, after.name), []).append(event.value)
     lines = [f"    [*] --> {first.name}: {begin}"]
     for (source, target), events in labels.items():
@@ -37,18 +61,18 @@ def diagram(table: Mapping[tuple[State, Event], State], *, first: State, begin: 
     return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])
 
 
-def grid(table: Mapping[tuple[State, Event], State], states: type[State], events: type[Event]) -> str:
-    """Return a table as Markdown, a row for each state; a dash is what cannot happen."""
-    rows = [["state", *(event.value for event in events)], ["---"] * (1 + len(events))]
+def grid(machine: Mapping[tuple[State, Event], State], states: type[State], events: type[Event]) -> str:
+    """Return a machine's table as Markdown, a row for each state; a dash is what cannot happen."""
+    rows = []
     for state in states:
         if state.name != "OVER":
-            cells = (table.get((state, event)) for event in events)
+            cells = (machine.get((state, event)) for event in events)
             rows.append([state.name, *("-" if after is None else after.name for after in cells)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return table(["state", *(event.value for event in events)], rows)
 
 
-def parts() -> dict[str, str]:
-    """Return what belongs between the markers of the page, by the name in the marker."""
+def lifecycle() -> dict[str, str]:
+    """Return the parts of the page on the life of a request."""
     return {
         "front diagram": diagram(FRONT_TABLE, first=FrontState.NEW, begin="submit"),
         "front table": grid(FRONT_TABLE, FrontState, FrontEvent),
@@ -57,21 +81,121 @@ def parts() -> dict[str, str]:
     }
 
 
-def fill(page: str) -> str:
-    """Return the page with every part in its place.
+# --- the protocol -------------------------------------------------------------------
+
+
+def links() -> str:
+    """Return what travels on each link."""
+    rows = [[way, ", ".join(cls.__name__ for cls in classes)] for way, classes in LINKS.items()]
+    rows.append(["both ways, on links with bulk", ", ".join(cls.__name__ for cls in LINK_MESSAGES)])
+    rows.append(["specified, not sent yet", ", ".join(cls.__name__ for cls in NOT_YET)])
+    return table(["from, to", "messages"], rows)
+
+
+def extensions() -> str:
+    """Return the numbers of the extensions."""
+    codes = {name: code for name, code in ExtCode.__dict__.items() if name.isupper()}
+    return table(["number", "what"], ([str(code), f"`{name}`"] for name, code in codes.items()))
+
+
+def examples() -> str:
+    """Return some frames, byte by byte."""
+    codec = Codec(sends=CATALOGUE, receives=CATALOGUE)
+    parts = []
+    for name in EXAMPLES:
+        message = SAMPLES[name]
+        frame = codec.encode(message)
+        shown = "\n".join(frame[start : start + 16].hex(" ") for start in range(0, len(frame), 16))
+        parts.append(f"`{type(message).__name__}`, {len(frame)} bytes:\n\n```\n{shown}\n```")
+    return "\n\n".join(parts)
+
+
+def reserved() -> str:
+    """Return the tags that are kept for what does not exist yet."""
+    rows = [[str(tag), f"`{name}`"] for tag, name in RESERVED.items()]
+    return table(["tag", "kept for"], rows)
+
+
+def never() -> str:
+    """Return the messages of SGLang's that will not exist here."""
+    return table(["there", "why not here"], ([f"`{name}`", why] for name, why in NEVER.items()))
+
+
+def protocol() -> dict[str, str]:
+    """Return the parts of the page on the protocol."""
+    return {"links": links(), "extensions": extensions(), "examples": examples()}
+
+
+# --- messages -----------------------------------------------------------------------
+
+
+def messages() -> dict[str, str]:
+    """Return the parts of the page on messages."""
+    classes = sorted((*CATALOGUE, *LINK_MESSAGES), key=lambda cls: int(cls.__struct_config__.tag or 0))
+    return {
+        "messages": "\n\n".join(f"### {cls.__struct_config__.tag}: {describe(cls)}" for cls in classes),
+        "structs": "\n\n".join(f"### {describe(cls)}" for cls in reach(classes) if cls not in classes),
+        "reserved": reserved(),
+        "never": never(),
+    }
+
+
+def describe(cls: type[Struct]) -> str:
+    """Return a struct's name, what it is for, and its fields in their order."""
+    said = (cls.__doc__ or "").partition("\n\n")[0].replace("\n    ", " ")
+    rows = []
+    for number, field in enumerate(msgspec.structs.fields(cls), 1):
+        rows.append(
+            [str(number), f"`{field.encode_name}`", spell(inspect.type_info(field.type)), default(field)]
+        )
+    layout = "array" if cls.__struct_config__.array_like else "map"
+    tagged = f", tag `{cls.__struct_config__.tag}`" if isinstance(cls.__struct_config__.tag, str) else ""
+    if not rows:
+        return f"{cls.__name__}\n\n{said}\n\nNo fields."
+    return f"{cls.__name__}\n\n{said} ({layout}{tagged})\n\n{table(['', 'field', 'type', 'default'], rows)}"
+
+
+def default(field: msgspec.structs.FieldInfo) -> str:
+    """Return the default of a field; a dash if it has to be there."""
+    if field.default_factory is not NODEFAULT:
+        return "empty"
+    if field.default is NODEFAULT:
+        return "-"
+    if isinstance(field.default, memoryview):
+        return "empty"
+    if isinstance(field.default, Struct):
+        return "its defaults"
+    return "nil" if field.default is None else f"`{msgspec.json.encode(field.default).decode()}`"
+
+
+# --- pages --------------------------------------------------------------------------
+
+PAGES: Final[Mapping[str, Callable[[], dict[str, str]]]] = MappingProxyType(
+    {"reference/lifecycle.md": lifecycle, "protocol.md": protocol, "reference/messages.md": messages}
+)
+"""What makes the parts of each page, by the page."""
+
+
+def fill(name: str, page: str) -> str:
+    """Return a page with every part in its place.
+
+    Args:
+        name: of the page; a key of PAGES.
+        page: its text.
 
     Raises:
         ValueError: the page has no place for a part.
     """
-    for name, text in parts().items():
-        begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->\n"
+    for part, text in PAGES[name]().items():
+        begin, end = f"<!-- begin: {part} -->\n", f"<!-- end: {part} -->\n"
         before, begun, rest = page.partition(begin)
         _, ended, after = rest.partition(end)
         if not begun or not ended:
-            raise ValueError(f"{PAGE.name} has no place for the {name}: {begin.strip()} and {end.strip()}")
+            raise ValueError(f"{name} has no place for the {part}: {begin.strip()} and {end.strip()}")
         page = f"{before}{begin}\n{text}\n\n{end}{after}"
     return page
 
 
 if __name__ == "__main__":
-    PAGE.write_text(fill(PAGE.read_text()))
+    for name in PAGES:
+        (DOCS / name).write_text(fill(name, (DOCS / name).read_text()))

@@ -12,13 +12,17 @@ General layout:
 - `models`       torch modules and the loaders of files
 - `service`      the HTTP service
 - `cli`          the `vidette` command
+- `bench`        what `vidette bench` measures, with its baselines
 - `testing`      the public test kit
 - `_ring`        the two topologies: who runs where
 - `_child`       the main module of a child process
+- `child`        the same, for an engine with messages of its own
+- `_custom`      what an engine is given of a user's own messages
 
 What travels between these parts, and the life of a request, is `vidette_protocol`.
 """
 
+from vidette._custom import Handlers as Handlers
 from vidette.api import Engine as Engine
 from vidette.api import Ledgers as Ledgers
 from vidette.api import Statistics as Statistics

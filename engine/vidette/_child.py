@@ -7,36 +7,50 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import anyio
 import msgspec
 
+from vidette._custom import Handlers
 from vidette._groups import sole_cause
 from vidette.config import EngineConfig
 from vidette.errors import Error
 from vidette.models import load_token_table, resolve
+from vidette.transport.capture import recording
 from vidette.transport.channel import Channel
 from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
 from vidette.transport.spawn import ChildSpec, guard
-from vidette_protocol.codec import DETOKENIZER_TO_FRONT, SCHEDULER_TO_FRONT, Codec
+from vidette_protocol.codec import Codec
 from vidette_protocol.messages import Failed
+from vidette_protocol.messages.catalogue import DETOKENIZER_TO_FRONT, SCHEDULER_TO_FRONT
 
 SWITCH_INTERVAL = 0.0005
 """Seconds a thread may hold the interpreter while another waits: measured, at no cost seen, a thread that
 computes in Python then delays the loop by 0.04 ms instead of 9 ms."""
 
 
-def main(argv: list[str]) -> int:
-    """Run one role until its front is gone or tells it to stop; return the exit status."""
+def main(argv: list[str], *, codec: Codec | None = None, handlers: Handlers | None = None) -> int:
+    """Run one role until its front is gone or tells it to stop; return the exit status.
+
+    Args:
+        argv: role, and ChildSpec as JSON.
+        codec: as for `run_scheduler`.
+        handlers: likewise.
+    """
     role, spec = argv[0], msgspec.json.decode(argv[1], type=ChildSpec)
     guard(spec)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL)
     channels = {name: Channel(socket.socket(fileno=fd)) for name, fd in spec.links.items()}
     config = msgspec.json.decode(spec.config, type=EngineConfig)
-    run = {"scheduler": _scheduler, "detokenizer": _detokenizer}[role]
+    roles: dict[str, Callable[[dict[str, Channel], EngineConfig, int], Awaitable[None]]] = {
+        "scheduler": partial(_scheduler, codec=codec, handlers=handlers),
+        "detokenizer": _detokenizer,
+    }
+    run = roles[role]
     try:
         anyio.run(run, channels, config, spec.incarnation, backend=spec.backend)
     except Exception as error:  # noqa: BLE001  the last handler of the process: it reports and exits
@@ -49,29 +63,42 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-async def _scheduler(channels: dict[str, Channel], config: EngineConfig, incarnation: int) -> None:
+async def _scheduler(
+    channels: dict[str, Channel],
+    config: EngineConfig,
+    incarnation: int,
+    *,
+    codec: Codec | None,
+    handlers: Handlers | None,
+) -> None:
     # Imported here: torch takes two seconds and 200 MB, and the detokenizer needs none of it.
     from vidette.scheduler.build import build_loop  # noqa: PLC0415
     from vidette.scheduler.process import run_scheduler  # noqa: PLC0415
 
-    await run_scheduler(
-        channels["front"],
-        channels["detokenizer"],
-        config=config,
-        make_loop=partial(build_loop, config),
-        incarnation=incarnation,
-    )
+    with recording(config.capture, sender="front", receiver="scheduler") as recorder:
+        await run_scheduler(
+            channels["front"],
+            channels["detokenizer"],
+            config=config,
+            make_loop=partial(build_loop, config),
+            incarnation=incarnation,
+            recorder=recorder,
+            codec=codec,
+            handlers=handlers,
+        )
 
 
 async def _detokenizer(channels: dict[str, Channel], config: EngineConfig, incarnation: int) -> None:
     from vidette.detokenizer.process import run_detokenizer  # noqa: PLC0415
 
-    await run_detokenizer(
-        channels["scheduler"],
-        channels["front"],
-        table=load_token_table(resolve(config.model)),
-        incarnation=incarnation,
-    )
+    with recording(config.capture, sender="scheduler", receiver="detokenizer") as recorder:
+        await run_detokenizer(
+            channels["scheduler"],
+            channels["front"],
+            table=load_token_table(resolve(config.model)),
+            incarnation=incarnation,
+            recorder=recorder,
+        )
 
 
 def _report(role: str, channel: Channel, error: BaseException) -> None:

@@ -7,7 +7,9 @@ before it was told to end is a *breakdown*; the first one is kept and told to ev
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from enum import IntEnum
 from functools import partial
 
@@ -15,29 +17,32 @@ import anyio
 import anyio.abc
 from msgspec import Struct
 
+from vidette._custom import Custom
 from vidette._groups import sole_cause
 from vidette.config import EngineConfig
 from vidette.errors import EngineBroken
 from vidette.front.manager import RoleFailed
 from vidette.models import TokenTable
+from vidette.transport.capture import recording
 from vidette.transport.channel import Channel, FrameChannel, socket_pair
 from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
 from vidette.transport.memory import MemoryChannel
 from vidette.transport.spawn import Child, describe_exit
-from vidette_protocol.codec import (
-    DETOKENIZER_TO_FRONT,
-    FRONT_TO_DETOKENIZER,
-    FRONT_TO_SCHEDULER,
-    SCHEDULER_TO_FRONT,
-    Codec,
-)
+from vidette_protocol.codec import Codec, front_codec
 from vidette_protocol.errors import ProtocolError, RemoteProtocolError
 from vidette_protocol.messages import Failed, Ready
+from vidette_protocol.messages.catalogue import (
+    DETOKENIZER_TO_FRONT,
+    FRONT_TO_DETOKENIZER,
+)
 
 PATIENCE_SECONDS = 0.2
 """How long a mere sign of trouble (a closed link, a clean exit) waits for the cause of it: another role's
 death, or the exit status of this one. A process with torch loaded takes about 0.1 s to die."""
+
+OWN_CHILD = "vidette._child"
+"""Main module of the children, unless they have to know messages of a user's own."""
 
 REAP_SECONDS = 2.0
 """How long a killed process may take to be gone."""
@@ -86,20 +91,40 @@ class Ring:
     Args:
         scheduler: channel to the scheduler.
         detokenizer: channel to the detokenizer.
+        capture: folder in which what comes from them is recorded; None: nothing is.
+        codec: of the link to the scheduler; None: that of our own messages.
+
+    Raises:
+        UsageError: nothing can be recorded there.
     """
 
-    def __init__(self, scheduler: FrameChannel, detokenizer: FrameChannel) -> None:
+    def __init__(
+        self,
+        scheduler: FrameChannel,
+        detokenizer: FrameChannel,
+        *,
+        capture: str | None = None,
+        codec: Codec | None = None,
+    ) -> None:
+        with ExitStack() as files:
+            heard_scheduler = files.enter_context(recording(capture, sender="scheduler", receiver="front"))
+            heard_detokenizer = files.enter_context(
+                recording(capture, sender="detokenizer", receiver="front")
+            )
+            self._files = files.pop_all()
         self.scheduler = Link(
             scheduler,
-            Codec(sends=FRONT_TO_SCHEDULER, receives=SCHEDULER_TO_FRONT),
+            front_codec() if codec is None else codec,
             role="front",
             peer="scheduler",
+            recorder=heard_scheduler,
         )
         self.detokenizer = Link(
             detokenizer,
             Codec(sends=FRONT_TO_DETOKENIZER, receives=DETOKENIZER_TO_FRONT),
             role="front",
             peer="detokenizer",
+            recorder=heard_detokenizer,
         )
         self.children: list[Child] = []
         self.breakdown: Breakdown | None = None
@@ -182,9 +207,10 @@ class Ring:
     def close(self) -> None:
         """Kill what still runs, and give every descriptor back; the tasks of the ring must have ended."""
         for link in (self.scheduler, self.detokenizer):
-            link.channel.close()
+            link.close()
         for child in self.children:
             child.close()
+        self._files.close()
 
     # --- what start_* put into the task group -----------------------------------------
 
@@ -243,8 +269,20 @@ class Ring:
         scope.cancel("a role of the engine ended")
 
 
-def start_processes(config: EngineConfig, tasks: anyio.abc.TaskGroup, *, backend: str) -> Ring:
+def start_processes(
+    config: EngineConfig,
+    tasks: anyio.abc.TaskGroup,
+    *,
+    backend: str,
+    custom: Custom = Custom(),  # noqa: B008  immutable
+) -> Ring:
     """Start scheduler and detokenizer as processes, supervised by tasks of the group.
+
+    Args:
+        config: how the engine is built.
+        tasks: what owns the processes.
+        backend: event loop library of the processes.
+        custom: messages of a user's own.
 
     Raises:
         OSError: a process cannot be started.
@@ -252,7 +290,17 @@ def start_processes(config: EngineConfig, tasks: anyio.abc.TaskGroup, *, backend
     front_scheduler, scheduler_front = socket_pair()
     front_detokenizer, detokenizer_front = socket_pair()
     scheduler_detokenizer, detokenizer_scheduler = socket_pair()
-    ring = Ring(Channel(front_scheduler), Channel(front_detokenizer))
+    theirs = (scheduler_front, detokenizer_front, scheduler_detokenizer, detokenizer_scheduler)
+    try:
+        ring = Ring(
+            Channel(front_scheduler),
+            Channel(front_detokenizer),
+            capture=config.capture,
+            codec=custom.codec,
+        )
+    except BaseException:
+        _close(front_scheduler, front_detokenizer, *theirs)
+        raise
     try:
         ring.children.append(
             Child(
@@ -260,6 +308,7 @@ def start_processes(config: EngineConfig, tasks: anyio.abc.TaskGroup, *, backend
                 {"front": detokenizer_front, "scheduler": detokenizer_scheduler},
                 config,
                 backend=backend,
+                module=custom.child or OWN_CHILD,
             )
         )
         ring.children.append(
@@ -268,28 +317,35 @@ def start_processes(config: EngineConfig, tasks: anyio.abc.TaskGroup, *, backend
                 {"front": scheduler_front, "detokenizer": scheduler_detokenizer},
                 config,
                 backend=backend,
+                module=custom.child or OWN_CHILD,
             )
         )
     except BaseException:
-        for sock in (scheduler_front, detokenizer_front, scheduler_detokenizer, detokenizer_scheduler):
-            sock.close()
+        _close(*theirs)
         ring.close()
         raise
-    tasks.start_soon(ring.scheduler.channel.run_writer)
-    tasks.start_soon(ring.detokenizer.channel.run_writer)
+    tasks.start_soon(ring.scheduler.run_writer)
+    tasks.start_soon(ring.detokenizer.run_writer)
     for child in ring.children:
         tasks.start_soon(child.run_listener)
         tasks.start_soon(ring.watch, child)
     return ring
 
 
-def start_inline(config: EngineConfig, table: TokenTable, tasks: anyio.abc.TaskGroup) -> Ring:
+def start_inline(
+    config: EngineConfig,
+    table: TokenTable,
+    tasks: anyio.abc.TaskGroup,
+    *,
+    custom: Custom = Custom(),  # noqa: B008  immutable
+) -> Ring:
     """Start scheduler and detokenizer as tasks of the group.
 
     Args:
         config: how the engine is built.
         table: the bytes of each token.
         tasks: what owns them.
+        custom: messages of a user's own.
     """
     from vidette.detokenizer.process import run_detokenizer  # noqa: PLC0415
     from vidette.scheduler.build import build_loop  # noqa: PLC0415
@@ -297,25 +353,32 @@ def start_inline(config: EngineConfig, table: TokenTable, tasks: anyio.abc.TaskG
 
     front_scheduler, scheduler_front = MemoryChannel.pair()
     front_detokenizer, detokenizer_front = MemoryChannel.pair()
+    ring = Ring(front_scheduler, front_detokenizer, capture=config.capture, codec=custom.codec)
     # The compute thread sends by itself, so this one is a socket in both topologies.
     scheduler_detokenizer, detokenizer_scheduler = map(Channel, socket_pair())
-    ring = Ring(front_scheduler, front_detokenizer)
 
     async def scheduler() -> None:
         try:
-            await run_scheduler(
-                scheduler_front,
-                scheduler_detokenizer,
-                config=config,
-                make_loop=partial(build_loop, config),
-            )
+            with recording(config.capture, sender="front", receiver="scheduler") as recorder:
+                await run_scheduler(
+                    scheduler_front,
+                    scheduler_detokenizer,
+                    config=config,
+                    make_loop=partial(build_loop, config),
+                    recorder=recorder,
+                    codec=custom.codec,
+                    handlers=custom.handlers,
+                )
         finally:
             scheduler_front.close()
             scheduler_detokenizer.close()
 
     async def detokenizer() -> None:
         try:
-            await run_detokenizer(detokenizer_scheduler, detokenizer_front, table=table)
+            with recording(config.capture, sender="scheduler", receiver="detokenizer") as recorder:
+                await run_detokenizer(
+                    detokenizer_scheduler, detokenizer_front, table=table, recorder=recorder
+                )
         finally:
             detokenizer_front.close()
             detokenizer_scheduler.close()
@@ -335,8 +398,13 @@ def import_roles() -> None:
     import vidette.scheduler.process  # noqa: F401, PLC0415
 
 
+def _close(*sockets: socket.socket) -> None:
+    for sock in sockets:
+        sock.close()
+
+
 async def _receive_hello(link: Link) -> None:
-    message = await link.receive()
+    message = await link.receive_first()
     if isinstance(message, Failed):  # before it could say hello
         raise RoleFailed(link.peer, message)
     link.check_hello(message)

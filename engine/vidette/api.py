@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from operator import index
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import anyio.abc
@@ -15,18 +15,25 @@ import msgspec
 import sniffio
 from msgspec import Struct
 
+from vidette._custom import Custom, Handlers, check_custom
 from vidette._groups import Body, bare
 from vidette._ring import ProcessInfo, Ring, import_roles, start_inline, start_processes
 from vidette.config import EngineConfig, check_config
 from vidette.errors import EngineBroken, EngineClosed, UsageError
+from vidette.front import support
 from vidette.front.manager import TokenizerManager, Totals
 from vidette.front.offload import ThreadOffload
 from vidette.front.stream import Stream
 from vidette.models import ModelInfo, load_token_table, load_tokenizer, read_info, resolve
-from vidette_protocol.messages import GenerateReqInput, Ready, SamplingParams
+from vidette_protocol.codec import Codec
+from vidette_protocol.messages import ControlOutput, ControlReq, GenerateReqInput, Ready, SamplingParams
 
 TOKENISING_THREADS = 2
 """How many prompts of one engine are tokenised at once."""
+UNSUPPORTED: Final = support.REFUSED
+"""Fields of GenerateReqInput that are not supported yet, each with the values that ask for nothing."""
+UNSUPPORTED_SAMPLING: Final = support.SAMPLING_REFUSED
+"""Fields of SamplingParams that are not supported yet, likewise."""
 
 
 class Ledgers(Struct, frozen=True):
@@ -37,7 +44,7 @@ class Ledgers(Struct, frozen=True):
         scheduler: requests that the scheduler holds.
         detokenizer: requests that the detokenizer holds.
         blocks: blocks of the KV pool that are taken.
-        arena: slots of shared memory that are taken (none are used yet).
+        arena: extents of the memory shared with the scheduler that are taken, lent or viewed, either way.
         lora: adapters that are held (there are none yet).
         sessions: sessions that are held (there are none yet).
     """
@@ -144,6 +151,7 @@ class Engine:
                 scheduler=0 if broken else ledger.live,
                 detokenizer=0 if broken else manager.detokenizer_open,
                 blocks=0 if broken else ledger.blocks_used,
+                arena=0 if broken else self._ring.scheduler.bulk_statistics().held,
             ),
             totals=msgspec.structs.replace(manager.totals),
             waiting=ledger.waiting,
@@ -172,6 +180,21 @@ class Engine:
         """
         await self._manager.freeze_gc()
 
+    async def control(self, request: ControlReq) -> ControlOutput:
+        """Send a control message to the scheduler; return its answer, of the class `request.output`.
+
+        A scheduler answers what it does not support as well, with `success=False` and a sentence.
+
+        Args:
+            request: one of `vidette_protocol.messages`; its `id` is set here. `deadline_s` bounds the wait,
+                and so does any deadline of the caller's.
+
+        Raises:
+            TimeoutError: no answer came within `deadline_s`.
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        return await self._manager.control(request)
+
     async def wait_quiet(self) -> None:
         """Wait until no request is held anywhere: the end of each has come round the ring."""
         await self._manager.wait_quiet()
@@ -189,21 +212,34 @@ class Engine:
 
 
 @asynccontextmanager
-async def open_engine(model: str | EngineConfig | None = None, **options: Any) -> AsyncGenerator[Engine]:
+async def open_engine(
+    model: str | EngineConfig | None = None,
+    *,
+    codec: Codec | None = None,
+    handlers: Handlers | None = None,
+    child: str | None = None,
+    **options: Any,
+) -> AsyncGenerator[Engine]:
     """Open an engine; leaving the block ends all that it started.
 
     Args:
         model: a known name, "toy", or the path of a GGUF file; default smollm2-135m-instruct. Or a whole
-            configuration; then nothing else is given.
+            configuration; then no other option is given.
+        codec: knows messages of your own, for `Engine.control`; see `vidette_protocol.hook_custom_types`.
+        handlers: who answers them in the scheduler; for the topology "inline".
+        child: main module of the processes, which has the same codec, and the handlers; for the topology
+            "processes". See `vidette.child`.
         options: the other fields of EngineConfig, such as topology="processes".
 
     Raises:
-        UsageError: an option is not known or out of range, or the model is not known.
+        UsageError: an option is not known or out of range, or the model is not known, or the codec and what
+            goes with it make no sense together.
         ModelError: the model's file is missing, damaged or not supported.
         EngineBroken: a process ended before it was ready, or took longer than `start_timeout`.
         OSError: a process could not be started.
     """
     config = _config(model, options)
+    custom = check_custom(Custom(codec, handlers, child), config.topology)
     source = resolve(config.model)
     body = Body()
     ring: Ring | None = None
@@ -222,9 +258,10 @@ async def open_engine(model: str | EngineConfig | None = None, **options: Any) -
                         if config.topology == "inline":
                             await offload(import_roles)
                             table = await offload(partial(load_token_table, source))
-                            ring = start_inline(config, table, tasks)
+                            ring = start_inline(config, table, tasks, custom=custom)
                         else:
-                            ring = start_processes(config, tasks, backend=sniffio.current_async_library())
+                            backend = sniffio.current_async_library()
+                            ring = start_processes(config, tasks, backend=backend, custom=custom)
                         manager: TokenizerManager | None = None
                         try:
                             ready = await _open(ring, config.start_timeout)

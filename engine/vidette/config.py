@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
@@ -30,6 +31,8 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
             thread of this process, which cannot be stopped: opening then ends when that has ended.
         stop_timeout: seconds the processes have to end by themselves, once told to.
         front_id: high bits of every vid; unique among the fronts of a deployment.
+        capture: an existing folder in which every frame between processes is recorded, prompts included, for
+            `vidette wire` to read; None: nothing is. Writing blocks the loops for as long as the disk does.
     """
 
     model: str = "smollm2-135m-instruct"
@@ -42,6 +45,7 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     start_timeout: float = 120.0
     stop_timeout: float = 5.0
     front_id: int = 0
+    capture: str | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -75,6 +79,8 @@ def check_config(config: EngineConfig) -> EngineConfig:
         value = getattr(config, name)
         if not 0 <= value < math.inf:  # NaN neither
             raise UsageError(f"{name} is {value}; it must be 0 seconds or more, and finite", param=name)
+    if config.capture is not None and not Path(config.capture).is_dir():
+        raise UsageError(f"capture is {config.capture!r}; it must be an existing folder", param="capture")
     if not 0 <= config.front_id <= MAX_FRONT_ID:
         raise UsageError(
             f"front_id is {config.front_id}; it must be from 0 to {MAX_FRONT_ID}", param="front_id"

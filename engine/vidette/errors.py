@@ -15,7 +15,10 @@ Error                         base; str() shows the offending value and says wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
+
+import msgspec
 
 
 class Error(Exception):
@@ -43,6 +46,18 @@ class UsageError(Error, ValueError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+def unsupported_field(path: str, neutral: Sequence[object]) -> UsageError:
+    """Return what to raise about a field that is not supported yet.
+
+    Args:
+        path: of the field.
+        neutral: its values that ask for nothing, and are accepted.
+    """
+    values = " or ".join(msgspec.json.encode(value).decode() for value in neutral)
+    only = f"; only {values} is accepted" if neutral else ""
+    return UsageError(f"{path} is not supported yet{only}", param=path, code="unsupported_field")
 
 
 class ChatTemplateError(UsageError):

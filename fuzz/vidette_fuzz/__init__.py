@@ -8,8 +8,11 @@ Where to look:
 - `stories`     a run of the protocol, told line by line
 - `strategies`  Hypothesis strategies for every message, and for frames that were tampered with
 - `frames`      bytes against the codec: a message or a `DecodeError`, never anything else
-- `samples`     one hand-written message of each kind
+- `samples`     hand-written messages of each kind, by name; what travels on which link
+- `samples_requests`  those of requests and their media
+- `samples_steps`     those of what a step says, and of what routers are told
+- `samples_control`   those of links, of control messages and of their answers
 
-`explore`, `mutants`, `stories`, `frames` and `samples` need nothing beyond the protocol; `machines` and
-`strategies` need Hypothesis (`pip install vidette[fuzz]`).
+`explore`, `mutants` and `stories` need nothing beyond the protocol; `frames` and the samples need NumPy as
+well; `machines` and `strategies` need Hypothesis (`pip install vidette[fuzz]`).
 """

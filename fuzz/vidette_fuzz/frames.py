@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final, NamedTuple
 
-from vidette_fuzz.samples import LINKS, SAMPLES
+from vidette_fuzz.samples import EVERY, LINKS, SAMPLES
 from vidette_protocol.codec import Codec
 from vidette_protocol.errors import DecodeError
-from vidette_protocol.messages import BatchStrOutput, BatchTokenIDOutput, Message
+from vidette_protocol.messages import BaseBatchReq, BatchLayout, BatchStrOutput, BatchTokenIDOutput, Message
 
 
 class CodecReport(NamedTuple):
@@ -31,14 +31,14 @@ class ContractBroken(AssertionError):  # noqa: N818  it is a finding
 
 
 def run_codec(frames: int, seed: int = 0) -> CodecReport:
-    """Decode frames that were tampered with, on every link.
+    """Decode frames that were tampered with, on every link, and where every message may come.
 
     Args:
         frames: how many.
         seed: the same seed tries the same frames.
     """
     random = Random(seed)
-    links = [_Link(classes) for classes in LINKS.values()]
+    links = [_Link(classes) for classes in (*LINKS.values(), EVERY, EVERY)]
     strangers = [frame for link in links for frame in link.frames]
     messages, violations = 0, []
     for _ in range(frames):
@@ -54,8 +54,8 @@ def run_codec(frames: int, seed: int = 0) -> CodecReport:
 def check_frame(codec: Codec, frame: bytes) -> bool:
     """Return whether a frame is a message of the link, and see that the decoding keeps its contract.
 
-    A frame is a message of the link or raises `DecodeError`. A message can be read whole, and survives
-    another round trip unchanged.
+    A frame is a message of the link or raises `DecodeError`. A message can be read whole, by each of its
+    views, can be taken apart if it is a batch, and survives another round trip unchanged.
 
     Args:
         codec: one that sends what it receives.
@@ -74,8 +74,7 @@ def check_frame(codec: Codec, frame: bytes) -> bool:
     if type(message) not in codec.receives:
         raise ContractBroken(f"a {name} came, which does not travel on this link")
     try:
-        if isinstance(message, BatchTokenIDOutput | BatchStrOutput):
-            message.rows()
+        _read(message)
         first = codec.encode(message)
         second = codec.encode(codec.decode(first))
     except Exception as error:
@@ -83,6 +82,21 @@ def check_frame(codec: Codec, frame: bytes) -> bool:
     if first != second:
         raise ContractBroken(f"a {name} does not survive a round trip")
     return True
+
+
+def _read(message: Message) -> None:
+    """Use all that a message offers."""
+    parts: dict[str, object] = {}
+    for cls in reversed(type(message).__mro__):
+        parts.update(cls.__dict__)
+    for part in parts.values():
+        if isinstance(part, property) and part.fget is not None:
+            part.fget(message)
+    if isinstance(message, BatchTokenIDOutput | BatchStrOutput):
+        message.rows()
+    if isinstance(message, BaseBatchReq):
+        layout = BatchLayout(type(message))
+        layout.join([message, layout.pick(message, range(len(message)))])
 
 
 class _Link:

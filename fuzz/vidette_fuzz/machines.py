@@ -310,6 +310,6 @@ def _settings(phases: list[Phase]) -> hypothesis.settings:
         deadline=None,
         print_blob=False,
         report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]  its metaclass is odd
         verbosity=Verbosity.quiet,
     )

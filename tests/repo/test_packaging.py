@@ -128,8 +128,8 @@ def test_what_is_imported_is_declared_and_the_other_way_round(
 ) -> None:
     project = pyproject["project"]
     declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
-    extra = project["optional-dependencies"]["fuzz"]
-    optional = {canonicalize_name(Requirement(line).name) for line in extra}
+    extras = [line for extra in project["optional-dependencies"].values() for line in extra]
+    optional = {canonicalize_name(Requirement(line).name) for line in extras}
     owners = packages_distributions()
     imported = {
         canonicalize_name(owner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-ENGINE_OPTIONS = ("topology", "kv_tokens", "step_tokens", "max_running", "max_requests", "threads")
+ENGINE_OPTIONS = ("topology", "kv_tokens", "step_tokens", "max_running", "max_requests", "threads", "capture")
 
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +46,9 @@ def add_engine_options(parser: argparse.ArgumentParser, *, topology: str) -> Non
     group.add_argument("--max-running", type=int, metavar="N", help="most requests computed at once")
     group.add_argument("--max-requests", type=int, metavar="N", help="most requests that may live at once")
     group.add_argument("--threads", type=int, metavar="N", help="threads of the compute library")
+    group.add_argument(
+        "--capture", metavar="DIR", help="record what passes between processes, prompts included, in a folder"
+    )
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:

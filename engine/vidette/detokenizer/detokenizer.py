@@ -40,4 +40,12 @@ class Detokenizer:
             self._texts[vid] = IncrementalText(self._table)
         last = row.reason is not None
         text = (self._texts.pop(vid) if last else self._texts[vid]).push(row.token_ids, last=last)
-        return StrRow(row.vid, row.offset, row.token_ids, row.reason, text)
+        return StrRow(
+            row.vid,
+            row.offset,
+            row.token_ids,
+            row.reason,
+            row.decoded_text + text,
+            logprobs=row.logprobs,
+            spec=row.spec,
+        )

@@ -9,22 +9,28 @@ import msgspec
 
 from vidette.detokenizer.detokenizer import Detokenizer
 from vidette.models.interface import TokenTable
+from vidette.transport.capture import Recorder
 from vidette.transport.channel import FrameChannel
 from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
-from vidette_protocol.codec import (
+from vidette_protocol.codec import Codec
+from vidette_protocol.errors import RemoteProtocolError
+from vidette_protocol.messages import BatchTokenIDOutput, FreezeGCReq, HeartbeatReq, Ready, ShutdownReq
+from vidette_protocol.messages.catalogue import (
     DETOKENIZER_TO_FRONT,
     DETOKENIZER_TO_SCHEDULER,
     FRONT_TO_DETOKENIZER,
     SCHEDULER_TO_DETOKENIZER,
-    Codec,
 )
-from vidette_protocol.errors import RemoteProtocolError
-from vidette_protocol.messages import BatchTokenIDOutput, FreezeGCReq, HeartbeatReq, Ready, ShutdownReq
 
 
 async def run_detokenizer(
-    scheduler: FrameChannel, front: FrameChannel, *, table: TokenTable, incarnation: int = 0
+    scheduler: FrameChannel,
+    front: FrameChannel,
+    *,
+    table: TokenTable,
+    incarnation: int = 0,
+    recorder: Recorder | None = None,
 ) -> None:
     """Serve one scheduler until it says shutdown or is gone.
 
@@ -33,6 +39,7 @@ async def run_detokenizer(
         front: the link texts go to.
         table: the bytes of each token.
         incarnation: how often a detokenizer was started before in this engine.
+        recorder: records what comes from the scheduler.
 
     Raises:
         RemoteProtocolError: one of the others broke the protocol.
@@ -42,6 +49,7 @@ async def run_detokenizer(
         Codec(sends=DETOKENIZER_TO_SCHEDULER, receives=SCHEDULER_TO_DETOKENIZER),
         role="detokenizer",
         peer="scheduler",
+        recorder=recorder,
     )
     outward = Link(
         front,

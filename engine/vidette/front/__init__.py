@@ -4,4 +4,5 @@
 - `stream`   what a caller holds: one merged delta and the pieces already taken
 - `offload`  blocking calls in threads, a few at a time
 - `checks`   what makes a request acceptable, as pure functions
+- `support`  which fields are not supported yet
 """

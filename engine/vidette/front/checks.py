@@ -3,99 +3,56 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from vidette.errors import UsageError
+from vidette.front.support import check_supported
+from vidette_protocol.errors import InvalidInput
 from vidette_protocol.limits import Limits
-from vidette_protocol.messages import GenerateReqInput, SamplingParams, check_sampling
+from vidette_protocol.messages import GenerateItem, GenerateReqInput, SamplingParams
 from vidette_protocol.messages.sampling import MAX_SEED
+from vidette_protocol.normalise import normalise_generate
 
 
-def check_request(request: GenerateReqInput, limits: Limits, max_total_tokens: int) -> GenerateReqInput:
-    """Check everything that can be told before tokenising; return the request, its types made sure of.
-
-    What is proportional to the request's size comes last.
+def check_request(
+    request: GenerateReqInput, *, new_rid: Callable[[], str], limits: Limits, vocab_size: int
+) -> GenerateItem:
+    """Check everything that can be told before tokenising; return the one answer that is to be made.
 
     Args:
         request: as it came; whoever builds one in Python may have put anything into it.
-        limits: bounds of the protocol.
-        max_total_tokens: most tokens of prompt and output together.
+        new_rid: makes a rid for a request that has none.
+        limits: bounds; `prompt_tokens` is what fits into the context.
+        vocab_size: token ids are below it. `check_ids` looks at those of the prompt.
 
     Raises:
         UsageError: with the field and the value at fault.
     """
-    ids = request.input_ids
-    if isinstance(ids, Sized) and len(ids) >= max_total_tokens:
-        raise _prompt_too_long(len(ids), max_total_tokens, "input_ids")
-    if isinstance(request.text, str) and len(request.text) > limits.text_chars:
-        raise UsageError(
-            f"text has {len(request.text)} characters; at most {limits.text_chars} are accepted",
-            param="text",
-            code="context_length_exceeded",
-        )
-    request = _typed(request)
-    if request.rid is not None and not 0 < len(request.rid) <= limits.rid_chars:
-        raise UsageError(
-            f"rid has {len(request.rid)} characters; it must have 1 to {limits.rid_chars}", param="rid"
-        )
-    for name, value in (("rid", request.rid), ("text", request.text)):
-        if value is not None:
-            _check_characters(name, value)
-    if (request.text is None) == (request.input_ids is None):
-        given = "both are" if request.text is not None else "neither is"
-        raise UsageError(f"{given} given of text and input_ids; give just one", param="text")
-    if request.text == "":
-        raise UsageError("text is empty; a prompt has at least one token", param="text")
-    fault = check_sampling(request.sampling_params, limits)
-    if fault is not None:
-        raise UsageError(fault, param=fault.split(" ", 1)[0])
-    return request
-
-
-def _typed(request: GenerateReqInput) -> GenerateReqInput:
-    fields = msgspec.structs.asdict(request)
-    if isinstance(request.sampling_params, SamplingParams):
-        fields["sampling_params"] = msgspec.structs.asdict(request.sampling_params)
     try:
-        return msgspec.convert(fields, GenerateReqInput)
-    except msgspec.ValidationError as error:
-        problem, _, inside = str(error).partition(" - at `$.")
-        path = inside.removesuffix("`") or "the request"
-        raise UsageError(
-            f"{path} is not valid: {problem[:1].lower()}{problem[1:]}", param=path.rpartition(".")[2]
-        ) from error
+        normalised = normalise_generate(request, new_rid=new_rid, limits=limits, vocab_size=vocab_size)
+    except InvalidInput as error:
+        raise UsageError(str(error), param=error.param, code=error.code) from error
+    return check_supported(normalised)
 
 
-def _prompt_too_long(prompt_tokens: int, max_total_tokens: int, param: str) -> UsageError:
+def _prompt_too_long(prompt_tokens: int, max_total_tokens: int) -> UsageError:
     return UsageError(
         f"the prompt has {prompt_tokens} tokens; at most {max_total_tokens - 1} fit",
-        param=param,
+        param="text",
         code="context_length_exceeded",
     )
 
 
-def _check_characters(name: str, value: str) -> None:
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(
-            f"{name} has {value[error.start]!r} at {error.start}, half a surrogate pair",
-            param=name,
-        ) from error
-
-
-def check_ids(ids: list[int], vocab_size: int) -> NDArray[np.int32]:
-    """Return token ids that a caller gave, packed.
+def check_ids(ids: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
+    """Return token ids that a caller gave, at least one, packed.
 
     Raises:
-        UsageError: there are none, or one is outside the vocabulary.
+        UsageError: one is outside the vocabulary.
     """
-    if not ids:
-        raise UsageError("input_ids is empty; a prompt has at least one token", param="input_ids")
     try:
         packed = np.array(ids, dtype=np.int64)
     except OverflowError:
@@ -107,6 +64,28 @@ def check_ids(ids: list[int], vocab_size: int) -> NDArray[np.int32]:
             param="input_ids",
         )
     return packed.astype(np.int32)
+
+
+def check_known(params: SamplingParams, unknown: frozenset[str]) -> None:
+    """Check that an older scheduler knows every parameter that asks for something.
+
+    Args:
+        params: checked.
+        unknown: fields that it does not know; usually none.
+
+    Raises:
+        UsageError: it does not know one; it would take the message for a broken one.
+    """
+    if not unknown:
+        return
+    values, defaults = msgspec.structs.asdict(params), msgspec.structs.asdict(SamplingParams())
+    for name in SamplingParams.__struct_fields__:
+        if name in unknown and values[name] != defaults[name]:
+            raise UsageError(
+                f"{name} is not known to the scheduler, which is of an older version",
+                param=name,
+                code="unsupported_field",
+            )
 
 
 def settle_sampling(
@@ -128,7 +107,7 @@ def settle_sampling(
     """
     room = max_total_tokens - prompt_tokens
     if room < 1:
-        raise _prompt_too_long(prompt_tokens, max_total_tokens, "text")
+        raise _prompt_too_long(prompt_tokens, max_total_tokens)
     wanted = params.max_new_tokens
     if wanted is not None and wanted > room:
         raise UsageError(
@@ -137,9 +116,16 @@ def settle_sampling(
             param="max_new_tokens",
             code="context_length_exceeded",
         )
+    most = room if wanted is None else wanted
+    if params.min_new_tokens > most:
+        raise UsageError(
+            f"min_new_tokens is {params.min_new_tokens}, but there is room for {most} behind the prompt",
+            param="min_new_tokens",
+            code="context_length_exceeded",
+        )
     seed = params.sampling_seed
     return msgspec.structs.replace(
         params,
-        max_new_tokens=room if wanted is None else wanted,
+        max_new_tokens=most,
         sampling_seed=draw(MAX_SEED + 1) if seed is None else seed,
     )

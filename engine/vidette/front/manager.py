@@ -7,6 +7,7 @@ a cancellation, a plain exit, its `finally` tells the machine and posts the abor
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,10 +15,11 @@ from typing import Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
+import msgspec
 from msgspec import Struct
 
 from vidette.errors import DuplicateRequest, EngineClosed, Error, Overloaded, UsageError
-from vidette.front.checks import check_ids, check_request, settle_sampling
+from vidette.front.checks import check_ids, check_known, check_request, settle_sampling
 from vidette.front.stream import Stream
 from vidette.models.interface import ModelInfo, Tokenizer
 from vidette.transport.link import Link
@@ -28,19 +30,25 @@ from vidette_protocol.limits import Limits
 from vidette_protocol.messages import (
     AbortReq,
     BatchStrOutput,
+    ControlOutput,
+    ControlReq,
     Failed,
     FreezeGCReq,
+    GenerateItem,
     GenerateReqInput,
     HeartbeatReq,
     Ready,
+    SamplingParams,
     SchedulerLedger,
     ShutdownReq,
     TokenizedGenerateReqInput,
 )
 
 T = TypeVar("T")
-Asked = HeartbeatReq | FreezeGCReq
-"""What comes back round the ring to whoever asked."""
+Asked = HeartbeatReq | FreezeGCReq | ControlReq
+"""What somebody may ask; the first two come back round the ring, the others are answered straight away."""
+Answered = HeartbeatReq | FreezeGCReq | ControlOutput
+"""What comes back."""
 
 
 class Offload(Protocol):
@@ -48,6 +56,7 @@ class Offload(Protocol):
 
     async def __call__(self, function: Callable[[], T], /) -> T:
         """Return what the call returns."""
+        ...
 
 
 class Totals(Struct):
@@ -108,7 +117,7 @@ class TokenizerManager:
         self._tokenizer = tokenizer
         self._offload = offload
         self._max_requests = max_requests
-        self._limits = limits
+        self._limits = limits._replace(prompt_tokens=min(limits.prompt_tokens, ready.max_total_tokens - 1))
         self._machine = FrontMachine(front_id=front_id, remembered=limits.ended_remembered)
         self._routes: dict[Vid, Stream] = {}
         self._questions: dict[int, _Question] = {}
@@ -130,11 +139,13 @@ class TokenizerManager:
             EngineBroken, EngineClosed: the engine serves no more.
         """
         self._check_open()
-        request = check_request(request, self._limits, self.ready.max_total_tokens)
-        vid, rid = self._submit(request.rid)
+        item = check_request(request, new_rid=_new_rid, limits=self._limits, vocab_size=self.info.vocab_size)
+        check_known(item.sampling_params, self._scheduler.unknown_there(SamplingParams))
+        rid = item.rid
+        vid = self._submit(rid)
         try:
-            ids = await self._tokenise(request)
-            params = settle_sampling(request.sampling_params, len(ids) // 4, self.ready.max_total_tokens)
+            ids = await self._tokenise(item)
+            params = settle_sampling(item.sampling_params, len(ids) // 4, self.ready.max_total_tokens)
             # From here to the yield nothing awaits: the route exists before the scheduler can answer.
             self._check_open()
             message = TokenizedGenerateReqInput(
@@ -169,14 +180,12 @@ class TokenizerManager:
         if live >= self._max_requests:
             raise Overloaded(f"{live} requests live; at most {self._max_requests} may")
 
-    def _submit(self, rid: str | None) -> tuple[Vid, str]:
+    def _submit(self, rid: str) -> Vid:
         self._check_room()
-        name = rid if rid is not None else uuid.uuid4().hex
         try:
-            vid = self._machine.submit(Rid(name))
+            return self._machine.submit(Rid(rid))
         except DuplicateRid as error:
-            raise DuplicateRequest(name) from error
-        return vid, name
+            raise DuplicateRequest(rid) from error
 
     def _leave(self, vid: Vid) -> None:
         """End a request from the caller's side; nothing happens if it is over."""
@@ -188,13 +197,13 @@ class TokenizerManager:
             stream.fail(_left)
         self._note_quiet()
 
-    async def _tokenise(self, request: GenerateReqInput) -> memoryview:
+    async def _tokenise(self, item: GenerateItem) -> memoryview:
         """Return the prompt as packed int32, in a column of its own."""
-        if request.input_ids is not None:
-            ids = check_ids(request.input_ids, self.info.vocab_size)
+        if item.input_ids is not None:
+            ids = check_ids(item.input_ids, self.info.vocab_size)
             await anyio.lowlevel.checkpoint()  # so that a scope which has ended submits nothing
         else:
-            text = request.text
+            text = item.text
             assert text is not None
             ids = await self._offload(lambda: self._tokenizer.encode(text))
             if not len(ids):
@@ -210,7 +219,8 @@ class TokenizerManager:
             EngineBroken, EngineClosed: the engine serves no more.
         """
         self._asked += 1
-        answer = await self._ask(HeartbeatReq(id=self._asked, floor=self._machine.floor))
+        question = HeartbeatReq(id=self._asked, floor=self._machine.floor)
+        answer = await self._ask(question, HeartbeatReq)
         assert isinstance(answer, HeartbeatReq)  # _Question has seen to it
         return answer
 
@@ -221,11 +231,33 @@ class TokenizerManager:
             EngineBroken, EngineClosed: the engine serves no more.
         """
         self._asked += 1
-        await self._ask(FreezeGCReq(id=self._asked))
+        await self._ask(FreezeGCReq(id=self._asked), FreezeGCReq)
 
-    async def _ask(self, question: Asked) -> Asked:
+    async def control(self, request: ControlReq) -> ControlOutput:
+        """Send a control message to the scheduler; return its answer, of the class `request.output`.
+
+        Args:
+            request: its `id` is set here. Without a `deadline_s` of its own, it gets what is left of the
+                caller's deadline.
+
+        Raises:
+            TimeoutError: no answer came within `deadline_s`.
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        self._asked += 1
+        seconds = request.deadline_s
+        if seconds is None:
+            left = anyio.current_effective_deadline() - anyio.current_time()
+            seconds = None if left == math.inf else max(0.0, left)
+        question = msgspec.structs.replace(request, id=self._asked, deadline_s=seconds)
+        with anyio.fail_after(request.deadline_s):
+            answer = await self._ask(question, request.output)
+        assert isinstance(answer, ControlOutput)  # _Question has seen to it
+        return answer
+
+    async def _ask(self, question: Asked, kind: type[Answered]) -> Answered:
         self._check_open()
-        waiting = _Question(type(question))
+        waiting = _Question(kind)
         self._questions[question.id] = waiting
         try:
             self._scheduler.post(question)
@@ -301,9 +333,13 @@ class TokenizerManager:
         """
         while True:
             message = await self._scheduler.receive()
-            if isinstance(message, Failed):
-                raise RoleFailed(self._scheduler.peer, message)
-            raise RemoteProtocolError(f"{type(message).__name__} came after the handshake")
+            match message:
+                case ControlOutput():
+                    self._answer(message)
+                case Failed():
+                    raise RoleFailed(self._scheduler.peer, message)
+                case _:
+                    raise RemoteProtocolError(f"{type(message).__name__} came after the handshake")
 
     def _route(self, message: BatchStrOutput) -> None:
         self.scheduler_ledger = message.ledger
@@ -321,7 +357,7 @@ class TokenizerManager:
         self.totals.dropped = self._machine.dropped
         self._note_quiet()
 
-    def _answer(self, message: Asked) -> None:
+    def _answer(self, message: Answered) -> None:
         if isinstance(message, HeartbeatReq):
             if message.scheduler is not None:
                 self.scheduler_ledger = message.scheduler
@@ -346,25 +382,25 @@ class RoleFailed(Exception):  # noqa: N818  what it is told, not an error of the
 
 
 class _Question:
-    """A control call that waits for its answer to come round the ring."""
+    """A question that waits for its answer."""
 
     __slots__ = ("_answer", "_kind", "answered", "failure")
 
-    def __init__(self, kind: type[Asked]) -> None:
+    def __init__(self, kind: type[Answered]) -> None:
         self._kind = kind
-        self._answer: Asked | None = None
+        self._answer: Answered | None = None
         self.answered = anyio.Event()
         self.failure: Callable[[], Error] | None = None
 
-    def settle(self, answer: Asked) -> None:
+    def settle(self, answer: Answered) -> None:
         if type(answer) is not self._kind:
             raise RemoteProtocolError(
-                f"{type(answer).__name__} {answer.id} came back, but {self._kind.__name__} was asked"
+                f"{type(answer).__name__} {answer.id} came back, but {self._kind.__name__} was expected"
             )
         self._answer = answer
         self.answered.set()
 
-    def answer(self) -> Asked:
+    def answer(self) -> Answered:
         if self.failure is not None:
             raise self.failure()
         assert self._answer is not None
@@ -375,3 +411,7 @@ def _left() -> Error:
     return UsageError(
         "the block of this request was left, and the request with it; read it inside of its block"
     )
+
+
+def _new_rid() -> str:
+    return uuid.uuid4().hex

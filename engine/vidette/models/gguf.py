@@ -96,6 +96,7 @@ class GGUFFile:
             raise ModelError(f"{self.path}: the metadata has no {key}")
         if type(found) is not kind:
             raise ModelError(f"{self.path}: {key} is {_brief(found)}, not of type {kind.__name__}")
+        assert isinstance(found, kind)  # for readers of types: what was just checked, more exactly
         return found
 
     def strings(self, key: str) -> list[str]:

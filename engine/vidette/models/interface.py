@@ -74,6 +74,7 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Return the token ids of a text; names of special tokens in it become these tokens."""
+        ...
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render a conversation with the model's own template, ready for `encode`.
@@ -81,6 +82,7 @@ class Tokenizer(Protocol):
         Raises:
             ChatTemplateError: the model has no template, or the template refuses these messages.
         """
+        ...
 
 
 class Model(Protocol):
@@ -97,3 +99,4 @@ class Model(Protocol):
         Returns:
             float32 [L, vocab_size], row i the logits after token `plan.logit_tokens[i]`.
         """
+        ...

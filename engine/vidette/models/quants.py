@@ -72,7 +72,7 @@ def _half(blocks: _Blocks, start: int) -> _Values:
 
 def _nibbles(packed: _Blocks) -> _Blocks:
     """Unpack bytes into their low halves followed by their high halves."""
-    return np.concatenate([packed & 0x0F, packed >> 4], axis=-1)
+    return np.concatenate([packed & np.uint8(0x0F), packed >> np.uint8(4)], axis=-1)
 
 
 def _fifth_bits(blocks: _Blocks, start: int) -> _Blocks:
@@ -125,8 +125,8 @@ def _q4_k(blocks: _Blocks) -> _Values:
     quants = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     scaled = _half(blocks, 0) * scales.astype(np.float32)
     offset = _half(blocks, 2) * minima.astype(np.float32)
-    values: _Values = scaled[:, :, None] * quants.astype(np.float32) - offset[:, :, None]
-    return values.reshape(-1, 256)
+    values = scaled[:, :, None] * quants.astype(np.float32) - offset[:, :, None]
+    return values.reshape(-1, 256).astype(np.float32, copy=False)
 
 
 def _q6_k(blocks: _Blocks) -> _Values:

@@ -22,8 +22,9 @@ from vidette.models.interface import BLOCK_SIZE, Model, StepPlan
 from vidette.scheduler.blocks import BlockPool
 from vidette.scheduler.policy import Budget, decide
 from vidette.scheduler.sampler import NOT_FINITE, SampleRows, sample
+from vidette.scheduler.support import find_unsupported
 from vidette_protocol.errors import RemoteProtocolError
-from vidette_protocol.ids import Vid
+from vidette_protocol.ids import Vid, front_of
 from vidette_protocol.lifecycle import Row, SchedulerMachine
 from vidette_protocol.messages import (
     AbortReq,
@@ -128,7 +129,7 @@ class StepLoop:
                 self._admit(command, told)
             case AbortReq():
                 self._machine.pass_floor(Vid(command.floor))
-                self._end(self._machine.abort(Vid(command.vid)), ABORTED, told)
+                self._abort(command, told)
             case HeartbeatReq():
                 self._machine.pass_floor(Vid(command.floor))
                 told.questions.append(command)
@@ -138,6 +139,13 @@ class StepLoop:
                 for vid in self._machine.vids():
                     self._end(self._machine.abort(vid), ABORTED, told)
                 told.questions.append(command)
+
+    def _abort(self, abort: AbortReq, told: _Told) -> None:
+        message = abort.abort_message
+        reason = ABORTED if message is None else FinishReason("abort", message=message)
+        for vid in self._machine.vids() if abort.abort_all else (Vid(abort.vid),):
+            if vid <= abort.vid and front_of(vid) == front_of(Vid(abort.vid)):
+                self._end(self._machine.abort(vid), reason, told)
 
     def _admit(self, request: TokenizedGenerateReqInput, told: _Told) -> None:
         vid = Vid(request.vid)
@@ -149,7 +157,10 @@ class StepLoop:
         new_tokens = request.sampling_params.max_new_tokens
         assert new_tokens is not None, "decoding has checked that the front set it"
         total = len(request.token_ids) + new_tokens
-        if new_tokens == 0:
+        unsupported = find_unsupported(request)
+        if unsupported is not None:
+            self._end(self._machine.reject(vid), FinishReason("error", message=unsupported), told)
+        elif new_tokens == 0:
             self._end(self._machine.reject(vid), FinishReason("length", length=0), told)
         elif total > self.max_total_tokens:
             message = f"prompt and max_new_tokens are {total} tokens; at most {self.max_total_tokens} fit"

@@ -18,10 +18,12 @@ class Work(Protocol):
     @property
     def uncomputed(self) -> int:
         """Tokens whose keys and values are not in the pool yet; 1 for a request that decodes."""
+        ...
 
     @property
     def blocks_needed(self) -> int:
         """Blocks that the whole request takes."""
+        ...
 
 
 WorkT = TypeVar("WorkT", bound=Work)

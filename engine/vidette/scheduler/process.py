@@ -15,31 +15,37 @@ import anyio
 import anyio.abc
 from anyio import to_thread
 
+from vidette._custom import Handlers
 from vidette.config import EngineConfig
 from vidette.scheduler.compute import ComputeThread
+from vidette.scheduler.handlers import Answering
 from vidette.scheduler.loop import StepLoop
+from vidette.transport.capture import Recorder
 from vidette.transport.channel import Channel, FrameChannel
 from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
 from vidette.transport.mailbox import Mailbox
 from vidette.transport.sink import Sink
-from vidette_protocol.codec import (
-    DETOKENIZER_TO_SCHEDULER,
-    FRONT_TO_SCHEDULER,
-    SCHEDULER_TO_DETOKENIZER,
-    SCHEDULER_TO_FRONT,
-    Codec,
-)
+from vidette_protocol.codec import Codec, front_codec
 from vidette_protocol.errors import RemoteProtocolError
-from vidette_protocol.ids import Vid
+from vidette_protocol.ids import Vid, front_of
 from vidette_protocol.messages import (
     AbortReq,
+    BatchTokenizedGenerateReqInput,
+    ControlOutput,
+    ControlReq,
     FreezeGCReq,
+    GetInternalStateReq,
+    GetInternalStateReqOutput,
     HeartbeatReq,
     Message,
     Ready,
     ShutdownReq,
     TokenizedGenerateReqInput,
+)
+from vidette_protocol.messages.catalogue import (
+    DETOKENIZER_TO_SCHEDULER,
+    SCHEDULER_TO_DETOKENIZER,
 )
 
 ThreadNews = StepLoop | list[Vid]
@@ -53,6 +59,9 @@ async def run_scheduler(
     config: EngineConfig,
     make_loop: Callable[[], StepLoop],
     incarnation: int = 0,
+    recorder: Recorder | None = None,
+    codec: Codec | None = None,
+    handlers: Handlers | None = None,
 ) -> None:
     """Serve one front until it says shutdown or is gone; a link that closes during the handshake ends it too.
 
@@ -62,6 +71,9 @@ async def run_scheduler(
         config: how the engine is built.
         make_loop: loads the model and builds the loop; called in the compute thread.
         incarnation: how often a scheduler was started before in this engine.
+        recorder: records what comes from the front.
+        codec: the front's, if it knows messages of a user's own.
+        handlers: who answers these.
 
     Raises:
         RemoteProtocolError: one of the others speaks another protocol.
@@ -69,16 +81,17 @@ async def run_scheduler(
     """
     up = Link(
         front,
-        Codec(sends=SCHEDULER_TO_FRONT, receives=FRONT_TO_SCHEDULER),
+        (front_codec() if codec is None else codec).mirrored(),
         role="scheduler",
         peer="front",
+        recorder=recorder,
     )
-    codec = Codec(sends=SCHEDULER_TO_DETOKENIZER, receives=DETOKENIZER_TO_SCHEDULER)
-    down = Link(detokenizer, codec, role="scheduler", peer="detokenizer")
+    steps = Codec(sends=SCHEDULER_TO_DETOKENIZER, receives=DETOKENIZER_TO_SCHEDULER)
+    down = Link(detokenizer, steps, role="scheduler", peer="detokenizer")
     up.post_hello(incarnation=incarnation)
     down.post_hello(incarnation=incarnation)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(front.run_writer)
+        tasks.start_soon(up.run_writer)
         try:
             detokenizer.flush_nowait()
             await up.receive_hello()
@@ -88,10 +101,10 @@ async def run_scheduler(
             return
         news: Mailbox[ThreadNews] = Mailbox()
         thread = ComputeThread(
-            make_loop, Sink(detokenizer.detach()), codec, tell=news.post, clock=time.monotonic
+            make_loop, Sink(detokenizer.detach()), steps, tell=news.post, clock=time.monotonic
         )
         try:
-            await _serve(up, thread, news, config)
+            await _serve(up, thread, news, config, handlers or {})
         finally:
             # The thread has returned: `_serve` owns it. Nobody posts any more.
             thread.close()
@@ -99,14 +112,16 @@ async def run_scheduler(
             tasks.cancel_scope.cancel()
 
 
-async def _serve(up: Link, thread: ComputeThread, news: Mailbox[ThreadNews], config: EngineConfig) -> None:
+async def _serve(
+    up: Link, thread: ComputeThread, news: Mailbox[ThreadNews], config: EngineConfig, handlers: Handlers
+) -> None:
     returned = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_run_thread, thread, returned, tasks.cancel_scope)
         lives = _Lives(thread, tasks)
         tasks.start_soon(_hear_thread, up, news, lives, config)
         try:
-            if await _hear_front(up, thread, lives):
+            if await _hear_front(up, thread, lives, config, Answering(handlers, up, tasks)):
                 await returned.wait()
         finally:
             thread.stop()
@@ -140,7 +155,9 @@ async def _hear_thread(up: Link, news: Mailbox[ThreadNews], lives: _Lives, confi
             lives.end(item)
 
 
-async def _hear_front(up: Link, thread: ComputeThread, lives: _Lives) -> bool:
+async def _hear_front(
+    up: Link, thread: ComputeThread, lives: _Lives, config: EngineConfig, answering: Answering
+) -> bool:
     """Take the front's messages until it says shutdown (True) or is gone (False)."""
     try:
         while True:
@@ -148,10 +165,19 @@ async def _hear_front(up: Link, thread: ComputeThread, lives: _Lives) -> bool:
             match message:
                 case TokenizedGenerateReqInput():
                     lives.begin(message)
+                case BatchTokenizedGenerateReqInput():
+                    lives.begin_all(message)
+                case AbortReq(abort_all=True):
+                    lives.abort_all(message)
                 case AbortReq():
                     lives.abort(message)
                 case HeartbeatReq() | FreezeGCReq():
                     thread.post(message)
+                case GetInternalStateReq():
+                    up.post(_tell_state(message, config))
+                case ControlReq():
+                    if not answering.begin(message):
+                        up.post(_refuse(message))
                 case ShutdownReq():
                     thread.post(message)
                     return True
@@ -159,6 +185,24 @@ async def _hear_front(up: Link, thread: ComputeThread, lives: _Lives) -> bool:
                     raise RemoteProtocolError(f"{type(message).__name__} came after the handshake")
     except LinkClosed:
         return False
+
+
+def _tell_state(question: GetInternalStateReq, config: EngineConfig) -> GetInternalStateReqOutput:
+    return GetInternalStateReqOutput(
+        id=question.id,
+        internal_state={
+            "num_blocks": config.num_blocks,
+            "step_tokens": config.step_tokens,
+            "max_running": config.max_running,
+        },
+    )
+
+
+def _refuse(question: ControlReq) -> ControlOutput:
+    """Answer a control message that is not handled yet."""
+    return question.output(
+        id=question.id, success=False, message=f"this scheduler does not support {type(question).__name__}"
+    )
 
 
 class _Lives:
@@ -178,6 +222,20 @@ class _Lives:
         life = self._lives[vid] = _Life()
         self._thread.post(request)
         self._tasks.start_soon(self._live, vid, life)
+
+    def begin_all(self, batch: BatchTokenizedGenerateReqInput) -> None:
+        """Start the tasks of requests that were submitted together."""
+        for request in batch:
+            self.begin(request)
+
+    def abort_all(self, abort: AbortReq) -> None:
+        """Cancel the tasks of all vids of one front up to one of them."""
+        # The thread has got every request before this, so it finds those that live by itself.
+        self._thread.post(abort)
+        for vid, life in self._lives.items():
+            if vid <= abort.vid and front_of(vid) == front_of(Vid(abort.vid)):
+                life.left()
+                life.scope.cancel("aborted by the front, as all were")
 
     def abort(self, abort: AbortReq) -> None:
         """Cancel the task of a vid; pass on the abort of a vid that has none."""
@@ -213,6 +271,10 @@ class _Life:
         self.scope = anyio.CancelScope()
         self.over = anyio.Event()
         self._left = False
+
+    def left(self) -> None:
+        """Note that the thread was told."""
+        self._left = True
 
     def leave(self, thread: ComputeThread, abort: AbortReq) -> None:
         """Post the abort, unless it was posted or the request is over."""

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from vidette.errors import UsageError
+from vidette.errors import UsageError, unsupported_field
 from vidette.service.errors import shown
 
 T = TypeVar("T", bound=Struct)
@@ -36,7 +36,7 @@ class Fields(Generic[T]):
 
     Args:
         honoured: a struct of the fields that are honoured; null means the default where it has no None.
-        refused: fields that are not supported yet, with their neutral values.
+        refused: fields that are not supported yet, with their neutral values; they may be of the struct too.
         readers: what reads the value of a field where its type does not say it all.
     """
 
@@ -49,8 +49,12 @@ class Fields(Generic[T]):
         self._honoured = honoured
         self._refused = refused
         hints = typing.get_type_hints(honoured)
-        self._readers = {name: reader_of(hints[name]) for name in honoured.__struct_fields__}
-        self._readers.update(readers or {})
+        given = readers or {}
+        self._readers = {
+            name: given[name] if name in given else reader_of(hints[name])
+            for name in honoured.__struct_fields__
+            if name not in refused
+        }
         fields = msgspec.structs.fields(honoured)
         self._required = [field.name for field in fields if field.required]
         self._nullable = {name for name, hint in hints.items() if type(None) in typing.get_args(hint)}
@@ -149,8 +153,7 @@ def refuse_unless_neutral(path: str, raw: bytes, neutral: Neutral) -> None:
                 value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral
             ):
                 return
-    only = f"; only {' or '.join(map(_json, neutral))} is accepted" if neutral else ""
-    raise UsageError(f"{path} is not supported yet{only}", param=path, code="unsupported_field")
+    raise unsupported_field(path, neutral)
 
 
 def reader_of(type_: Any) -> Reader:
@@ -175,7 +178,3 @@ def reader_of(type_: Any) -> Reader:
 def join(where: str, name: str) -> str:
     """Return the path of a field."""
     return f"{where}.{name}" if where else name
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()

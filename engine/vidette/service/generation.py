@@ -17,6 +17,7 @@ class Shape(Protocol):
 
     def pieces(self, stream: Stream, delta: Delta) -> Iterable[object]:
         """Return the events that a delta makes; there may be none, or several."""
+        ...
 
 
 async def answer_generation(

@@ -1,7 +1,7 @@
 """`POST /generate`, in the shape of SGLang's: one prompt a request, no lists of prompts yet.
 
-The fields are those of GenerateReqInput and SamplingParams. What SGLang has besides is in `REFUSED` and
-`SAMPLING_REFUSED`, and answered with a 400 unless it asks for nothing.
+The fields are those of GenerateReqInput and SamplingParams. What of them is not supported yet, and what
+SGLang has besides, is answered with a 400 unless it asks for nothing.
 """
 
 from __future__ import annotations
@@ -14,56 +14,35 @@ from typing import Any, Final
 from msgspec import UNSET, Struct, UnsetType
 
 from vidette import Delta, Engine, FinishReason, GenerateReqInput, SamplingParams, Stream
+from vidette.api import UNSUPPORTED, UNSUPPORTED_SAMPLING
 from vidette.errors import UsageError
 from vidette.service.fields import Fields, Neutral, Reader, reader_of
 from vidette.service.generation import answer_generation
 from vidette.service.responses import Exchange
 
-REFUSED: Final = MappingProxyType[str, Neutral](
+ONLY_SGLANG: Final = MappingProxyType[str, Neutral](
     {
-        "background": (False,),
-        "bootstrap_host": (),
         "bootstrap_pair_key": (),
-        "bootstrap_port": (),
-        "bootstrap_room": (),
-        "audio_data": (),
-        "cache_salt": (),
         "conversation_id": (),
         "custom_labels": ({},),
-        "custom_logit_processor": (),
-        "data_parallel_rank": (),
         "decode_tp_size": (),
         "disagg_prefill_dp_rank": (),
         "encoder_urls": (),
         "external_trace_header": (),
-        "extra_key": (),
-        "grammar": (),
         "http_worker_ipc": (),
-        "image_data": (),
         "image_max_dynamic_patch": (),
         "images_config": (),
-        "input_embeds": (),
-        "json_schema": (),
         "kv_router_hint": (),
-        "log_metrics": (True, False),  # there are none
-        "logprob_start_len": (-1,),
         "lora_id": (),
-        "lora_path": (),
         "max_dynamic_patch": (),
         "max_thinking_tokens": (),
         "min_dynamic_patch": (),
         "mm_content_hashes": (),
-        "mm_hashes": (),
-        "modalities": (),
         "multi_item_delimiter_indices": (),
         "need_wait_for_mm_inputs": (False,),
         "no_logs": (False, True),  # prompts are never logged
-        "no_stop_trim": (False,),
         "num_items_assigned": (),
-        "positional_embed_overrides": (),
-        "priority": (),
         "received_time": (),
-        "regex": (),
         "require_reasoning": (False,),
         "return_bytes": (False,),
         "return_entropy": (False,),
@@ -71,51 +50,19 @@ REFUSED: Final = MappingProxyType[str, Neutral](
         "return_flat_raw_top_logprobs_b64": (False,),
         "return_hidden_states": (False,),
         "return_indexer_topk": (False,),
-        "return_logprob": (False,),
         "return_prompt_token_ids": (False,),
         "return_routed_experts": (False,),
         "return_sampling_mask": (False,),
-        "return_text_in_logprobs": (False,),
-        "routed_dp_rank": (),
         "routed_experts_start_len": (0,),
-        "routing_key": (),
-        "session_id": (),
-        "session_params": ({},),
-        "token_ids_logprob": ([],),
-        "top_logprobs_num": (0,),
         "use_audio_in_video": (False,),
         "video_config": (),
-        "video_data": (),
         "video_max_dynamic_patch": (),
     }
 )
-"""Fields of SGLang's GenerateReqInput that are not supported yet, with the values that ask for nothing."""
+"""Fields of SGLang's GenerateReqInput that ours has not, with the values that ask for nothing."""
 
-SAMPLING_REFUSED: Final = MappingProxyType[str, Neutral](
-    {
-        "beam_width": (1,),
-        "custom_params": ({},),
-        "ebnf": (),
-        "frequency_penalty": (0,),
-        "json_schema": (),
-        "logit_bias": ({},),
-        "min_new_tokens": (0,),
-        "min_p": (0,),
-        "n": (1,),
-        "no_stop_trim": (False,),
-        "presence_penalty": (0,),
-        "regex": (),
-        "repetition_penalty": (1,),
-        "skip_special_tokens": (True,),
-        "spaces_between_special_tokens": (True,),
-        "stop": ([],),
-        "stop_regex": ([],),
-        "stop_token_ids": ([],),
-        "stream_interval": (1,),
-        "structural_tag": (),
-    }
-)
-"""Fields of SGLang's SamplingParams that are not supported yet, with the values that ask for nothing."""
+SAMPLING_ONLY_SGLANG: Final = MappingProxyType[str, Neutral]({"beam_width": (1,)})
+"""Fields of SGLang's SamplingParams that ours has not."""
 
 
 class MetaInfo(Struct, frozen=True):
@@ -181,10 +128,10 @@ class Native:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        sampling = Fields(SamplingParams, SAMPLING_REFUSED)
+        sampling = Fields(SamplingParams, {**UNSUPPORTED_SAMPLING, **SAMPLING_ONLY_SGLANG})
         self._fields = Fields(
             GenerateReqInput,
-            REFUSED,
+            {**UNSUPPORTED, **ONLY_SGLANG},
             readers={
                 "rid": _one(reader_of(str | None)),
                 "text": _one(reader_of(str | None)),

@@ -1,26 +1,36 @@
 """`Channel`: frames over a socket, with one reader and one writer.
 
-Anyone on the loop may `post()`; only `run_writer()` touches the write side. A send that is cancelled half
-way tears a frame in two, so no request ever sends: it posts, and the writer, which lives as long as the
-channel, sends.
+Anyone on the loop may `post()`; only the channel touches the write side. A send that is cancelled half way
+tears a frame in two, so no request ever waits for one: it posts, and what the socket does not take at once is
+sent by the writer, which lives as long as the channel.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+from array import array
+from collections.abc import Sequence
+from io import FileIO
 from typing import Final, Protocol
 
 import anyio
 import anyio.lowlevel
 
 from vidette.transport.framing import FrameReader, LinkClosed, Outbox
+from vidette_protocol.errors import RemoteProtocolError
 from vidette_protocol.limits import Limits
 
 SEND_BUFFER_BYTES: Final = 1024 * 1024
 """SO_SNDBUF: measured, 1 MiB moves large frames two to four times faster than the default; 4 MiB no more."""
-FRAMES_PER_CHECKPOINT: Final = 16
-"""A peer that floods us must not starve the loop: after so many frames, or reads of the socket, without
-waiting, others get a turn."""
+FRAMES_PER_CHECKPOINT: Final = 64
+"""A peer that floods us must not starve the loop: after so many frames without waiting, others get a turn."""
+FRAMES_PER_READ: Final = 4
+"""As how many frames a read of the socket counts: it may bring 256 KiB of a large one."""
+
+
+_ROOM_FOR_DESCRIPTOR: Final = socket.CMSG_SPACE(array("i").itemsize)
 
 
 class FrameChannel(Protocol):
@@ -29,12 +39,16 @@ class FrameChannel(Protocol):
     def post(self, frame: bytes) -> None:
         """Queue a frame for sending; synchronous, never blocks."""
 
+    def post_pieces(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Queue a frame that is in pieces; they are not copied, and may not change until they are sent."""
+
     async def receive(self) -> bytes | bytearray:
         """Wait for the next frame.
 
         Raises:
             LinkClosed: none will come any more.
         """
+        ...
 
     async def run_writer(self) -> None:
         """Send what is posted until cancelled or until the other side is gone."""
@@ -59,11 +73,53 @@ class Channel:
         self._outbox = Outbox()
         self._posted = anyio.Event()
         self._unwaited = 0
+        self._prompt = True
+        self._expects_descriptor = False
+        self._descriptor: FileIO | None = None
 
     def post(self, frame: bytes) -> None:
         """Queue a frame for sending; synchronous, never blocks."""
         self._outbox.put(frame)
+        self._send_soon()
+
+    def post_pieces(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Queue a frame that is in pieces; they are not copied, and may not change until they are sent."""
+        self._outbox.put_pieces(pieces)
+        self._send_soon()
+
+    def post_with_descriptor(self, frame: bytes, descriptor: FileIO) -> None:
+        """Queue a frame and a descriptor that goes along with it; the channel closes it."""
+        self._outbox.put_with_descriptor(frame, descriptor)
+        self._send_soon()
+
+    def expect_descriptor(self) -> None:
+        """Take a descriptor when one comes, until `take_descriptor()`; otherwise the kernel drops it."""
+        self._expects_descriptor = True
+
+    def take_descriptor(self) -> FileIO | None:
+        """Return the descriptor that has come, for the caller to close, and expect no more."""
+        self._expects_descriptor = False
+        descriptor, self._descriptor = self._descriptor, None
+        return descriptor
+
+    def _send_soon(self) -> None:
+        """Send at once what comes alone, or wake the writer for it.
+
+        Measured, to wake the writer takes longer than to send. So what is posted first after something was
+        read, or the writer has written, is sent right here, as far as the socket takes it; what is posted
+        behind it leaves together. No await is in this, so no frame can be torn.
+        """
+        if self._prompt:
+            self._prompt = False
+            if self._flush_quietly():
+                return
         self._posted.set()
+
+    def _flush_quietly(self) -> bool:
+        try:
+            return self._outbox.flush(self._sock)
+        except OSError:  # the writer will see it, and the reader tells
+            return False
 
     @property
     def queued_bytes(self) -> int:
@@ -90,6 +146,7 @@ class Channel:
                     await anyio.wait_writable(self._sock)
             except OSError:
                 return
+            self._prompt = True
             await self._posted.wait()
             self._posted = anyio.Event()
 
@@ -98,13 +155,21 @@ class Channel:
 
         Raises:
             LinkClosed: none will come any more; one that has come in part is lost with its sender.
-            RemoteProtocolError: the other side announced too long a frame.
+            RemoteProtocolError: the other side announced too long a frame, or sent descriptors that nobody
+                expects.
         """
-        await self._give_turn()
+        self._unwaited += 1
+        if self._unwaited >= FRAMES_PER_CHECKPOINT:
+            await self._give_turn()
         while (frame := self._reader.pop()) is None:
+            if self._outbox.nbytes:
+                self._flush_quietly()  # before it waits for an answer, and sooner than the writer would
             try:
                 with self._reader.buffer() as buffer:
-                    count = self._sock.recv_into(buffer)
+                    if self._expects_descriptor:
+                        count = self._receive_with_descriptor(buffer)
+                    else:
+                        count = self._sock.recv_into(buffer)
             except BlockingIOError:
                 self._unwaited = 0
                 await anyio.wait_readable(self._sock)
@@ -116,12 +181,40 @@ class Channel:
                 where = ", in the middle of a frame" if self._reader.partial else ""
                 raise LinkClosed(f"the other side closed the link{where}")
             self._reader.advance(count)
-            await self._give_turn()  # cancelled here, what has come stays in the reader
+            self._prompt = True
+            self._unwaited += FRAMES_PER_READ
+            if self._unwaited >= FRAMES_PER_CHECKPOINT:
+                await self._give_turn()  # cancelled here, what has come stays in the reader
         return frame
 
     def close(self) -> None:
         """Close this end; idempotent. Nobody may be waiting in `receive()`."""
         self._sock.close()
+        self._outbox.close()
+        descriptor = self.take_descriptor()
+        if descriptor is not None:
+            descriptor.close()
+
+    def _receive_with_descriptor(self, buffer: memoryview) -> int:
+        count, ancillary, flags, _ = self._sock.recvmsg_into(
+            [buffer], _ROOM_FOR_DESCRIPTOR, socket.MSG_CMSG_CLOEXEC
+        )
+        if ancillary or flags & socket.MSG_CTRUNC:
+            self._keep_descriptor(ancillary, flags)
+        return count
+
+    def _keep_descriptor(self, ancillary: list[tuple[int, int, bytes]], flags: int) -> None:
+        came: list[int] = []
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                came += array("i", data[: len(data) - len(data) % array("i").itemsize])
+        if len(came) == 1 and self._descriptor is None and not flags & socket.MSG_CTRUNC:
+            with contextlib.suppress(OSError):  # of a directory
+                self._descriptor = FileIO(came[0], "r+")
+                return
+        for descriptor in came:
+            os.close(descriptor)
+        raise RemoteProtocolError("other descriptors came than the one file that is expected")
 
     def detach(self) -> socket.socket:
         """Give the socket to another owner; nothing may be queued."""
@@ -129,10 +222,8 @@ class Channel:
         return self._sock
 
     async def _give_turn(self) -> None:
-        self._unwaited += 1
-        if self._unwaited >= FRAMES_PER_CHECKPOINT:
-            self._unwaited = 0
-            await anyio.lowlevel.checkpoint()
+        self._unwaited = 0
+        await anyio.lowlevel.checkpoint()
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -6,6 +6,7 @@ There is no descriptor and no thread in it, so simulations and the virtual clock
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Self
 
 import anyio
@@ -18,19 +19,26 @@ class MemoryChannel:
     """One end of a channel between two tasks of the same loop; made by `pair()`."""
 
     def __init__(self) -> None:
-        self._frames: deque[bytes] = deque()
+        self._frames: deque[bytes | bytearray] = deque()
         self._arrived = anyio.Event()
         self._closed = False
         self._peer: MemoryChannel | None = None
 
     def post(self, frame: bytes) -> None:
         """Hand a frame to the other end."""
+        self._hand_over(frame)
+
+    def post_pieces(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Join a frame that is in pieces and hand it to the other end: memory of its own, as off a socket."""
+        self._hand_over(bytearray().join(pieces))
+
+    def _hand_over(self, frame: bytes | bytearray) -> None:
         peer = self._peer
         if peer is not None and not peer._closed:
             peer._frames.append(frame)
             peer._arrived.set()
 
-    async def receive(self) -> bytes:
+    async def receive(self) -> bytes | bytearray:
         """Wait for the next frame.
 
         Raises:

@@ -65,6 +65,7 @@ class Child:
         config: what the role needs; encoded as JSON.
         backend: event loop library of the child.
         incarnation: how often this role was started before.
+        module: its main module, which calls `guard()` first of all.
 
     Raises:
         OSError: the process cannot be started.
@@ -78,6 +79,7 @@ class Child:
         *,
         backend: str,
         incarnation: int = 0,
+        module: str = "vidette._child",
     ) -> None:
         self.role = role
         guard_read, self._guard = os.pipe()
@@ -94,7 +96,7 @@ class Child:
         )
         try:
             self._process = subprocess.Popen(  # noqa: S603  our own interpreter and module
-                [sys.executable, "-P", "-m", "vidette._child", role, msgspec.json.encode(spec).decode()],
+                [sys.executable, "-P", "-m", module, role, msgspec.json.encode(spec).decode()],
                 env=DEFAULT_ENVIRONMENT | os.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=stderr_write,

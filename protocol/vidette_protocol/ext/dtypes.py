@@ -35,6 +35,11 @@ TORCH_DTYPES: Final[Mapping[str, int]] = MappingProxyType(
 )
 """Names without `torch.`, and bytes of an element. Where NumPy has the type, it has the name."""
 
+UNKNOWN_TO_NUMPY: Final = frozenset(
+    {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
+)
+"""Those that NumPy has not."""
+
 _WIDE: Final = ("i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 
 NUMPY_DTYPES: Final[Mapping[str, int]] = MappingProxyType(

@@ -16,6 +16,7 @@ from vidette_protocol.ext.arrays import pack_array, unpack_array
 from vidette_protocol.ext.descriptors import Acknowledgement, CudaIpcHandle, ShmPointer
 from vidette_protocol.ext.layout import ExtCode, Shape, decode_part
 from vidette_protocol.ext.markers import SIZE, TORCH_DTYPE, TUPLE, ModelData, mark_values, unmark_values
+from vidette_protocol.ext.outside import Outside
 
 T = TypeVar("T", str, tuple[int, ...])
 
@@ -47,13 +48,18 @@ class ExtHooks:
             states another device lands on the CPU; a device that is only named, as a value, is refused.
         copy: whether what is decoded owns its memory. Else arrays and tensors are views of the frame where
             that is possible (see `unpack_ndarray` and `unpack_tensor`) and keep all of it alive.
+        outside: what lies beside the message; arrays and tensors over it are views in any case. None: nothing
+            does, and large ones are written into the message.
     """
 
-    __slots__ = ("_cuda_decoder", "_encoder", "copy", "devices")
+    __slots__ = ("_cuda_decoder", "_encoder", "copy", "devices", "outside")
 
-    def __init__(self, *, devices: Iterable[str] = ("cpu",), copy: bool = True) -> None:
+    def __init__(
+        self, *, devices: Iterable[str] = ("cpu",), copy: bool = True, outside: Outside | None = None
+    ) -> None:
         self.devices: Final = frozenset(devices)
         self.copy: Final = copy
+        self.outside: Final = outside
         # A pointer's state may carry a tensor, never another pointer: so nothing nests.
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encode_leaf)
         self._cuda_decoder = msgspec.msgpack.Decoder(_CudaState, ext_hook=self._decode_leaf)
@@ -80,7 +86,9 @@ class ExtHooks:
                     "sync_data_meta": mark_values(value.sync_data_meta, self.devices),
                 }
                 return Ext(ExtCode.CUDA_IPC, self._encoder.encode(state))
-        return self._encode_leaf(value)
+            case array():
+                return self._encode_leaf(value)
+        return either.encode(value, self.outside)
 
     def _encode_leaf(self, value: object) -> object:
         if isinstance(value, array):
@@ -99,6 +107,10 @@ class ExtHooks:
                     return _read_shm_pointer(data)
                 case ExtCode.CUDA_IPC:
                     return self._read_cuda_handle(data)
+                case ExtCode.OUTSIDE_TENSOR if self.outside is not None:
+                    return tensors.unpack_outside_tensor(data, self.outside, devices=self.devices)
+                case ExtCode.OUTSIDE_NDARRAY if self.outside is not None:
+                    return ndarrays.unpack_outside_ndarray(data, self.outside)
             return self._decode_leaf(code, data)
         except ImportError as error:
             raise DecodeError(f"extension {code} needs what is not installed here: {error}") from error
@@ -113,6 +125,8 @@ class ExtHooks:
                 return ndarrays.unpack_ndarray(data, copy=self.copy)
             case ExtCode.SHM_POINTER | ExtCode.CUDA_IPC:
                 raise DecodeError("a pointer inside the state of a pointer")
+            case ExtCode.OUTSIDE_TENSOR | ExtCode.OUTSIDE_NDARRAY:
+                raise DecodeError("something beside the message, where nothing may be")
         return Ext(code, bytes(data) if self.copy else data)
 
     def _read_cuda_handle(self, data: memoryview) -> CudaIpcHandle:

@@ -29,6 +29,8 @@ class ExtCode:
     NDARRAY: Final = 3
     SHM_POINTER: Final = 4
     CUDA_IPC: Final = 5
+    OUTSIDE_TENSOR: Final = 6
+    OUTSIDE_NDARRAY: Final = 7
 
 
 MAX_METADATA_BYTES: Final = 1024

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.msgpack import Ext
 
-from vidette_protocol.errors import DecodeError
-from vidette_protocol.ext.dtypes import NUMPY_DTYPES
+from vidette_protocol.errors import DecodeError, LocalProtocolError
+from vidette_protocol.ext.dtypes import NUMPY_DTYPES, TORCH_DTYPES, UNKNOWN_TO_NUMPY
 from vidette_protocol.ext.layout import (
     ExtCode,
     Flat,
@@ -22,15 +22,21 @@ from vidette_protocol.ext.layout import (
     join,
     split,
 )
+from vidette_protocol.ext.outside import Number, Outside
 
 if TYPE_CHECKING:
     import numpy as np
 
 _METADATA: Final = msgspec.msgpack.Decoder(tuple[Shape, str])
+_OUTSIDE: Final = msgspec.msgpack.Decoder(tuple[Shape, str, Number])
 
 
-def encode_numpy(value: object) -> object:
+def encode_numpy(value: object, outside: Outside | None = None) -> object:
     """Return what is encoded in place of something of NumPy's.
+
+    Args:
+        value: the value.
+        outside: where a large buffer goes; None: into the message.
 
     Raises:
         TypeError: it does not travel.
@@ -39,7 +45,13 @@ def encode_numpy(value: object) -> object:
 
     match value:
         case np.ndarray():
-            return Ext(ExtCode.NDARRAY, pack_ndarray(value))
+            plain = _plain_ndarray(value)
+            raw = bytes_of(plain)
+            number = None if outside is None else outside.put(raw)
+            if number is None:
+                return Ext(ExtCode.NDARRAY, join([plain.shape, plain.dtype.str], raw))
+            state = [plain.shape, plain.dtype.str, number]
+            return Ext(ExtCode.OUTSIDE_NDARRAY, msgspec.msgpack.encode(state))
         case np.generic():
             return plain_scalar(value)
     raise TypeError(f"{value!r} does not travel, except inside ModelData if it is a dtype")
@@ -53,7 +65,7 @@ def pack_ndarray(value: object) -> bytes:
             travel.
     """
     plain = _plain_ndarray(value)
-    return join([plain.shape, plain.dtype.str], _raw(plain))
+    return join([plain.shape, plain.dtype.str], bytes_of(plain))
 
 
 def flatten_ndarray(value: object) -> Flat:
@@ -64,7 +76,7 @@ def flatten_ndarray(value: object) -> Flat:
     """
     plain = _plain_ndarray(value)
     native = plain.dtype.newbyteorder("=")
-    return Flat(plain.shape, native.name, _raw(plain.astype(native, copy=False)))
+    return Flat(plain.shape, native.name, bytes_of(plain.astype(native, copy=False)))
 
 
 def _plain_ndarray(value: object) -> np.ndarray:
@@ -77,9 +89,12 @@ def _plain_ndarray(value: object) -> np.ndarray:
     return value
 
 
-def _raw(value: np.ndarray) -> memoryview:
+def bytes_of(value: np.ndarray) -> memoryview:
     """Return the bytes of an array, which are copied only if they do not lie in C order."""
-    import numpy as np
+    try:
+        return value.data.cast("B")
+    except (TypeError, ValueError):  # another order, or no elements, or such as memoryview does not know
+        import numpy as np
 
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
 
@@ -96,17 +111,45 @@ def unpack_ndarray(payload: memoryview, *, copy: bool) -> np.ndarray:
         DecodeError: the payload is no array.
         ImportError: NumPy is not installed here.
     """
-    import numpy as np
-
     metadata, raw = split(payload)
     shape, name = decode_part(_METADATA, metadata, "metadata")
+    value = _view(raw, shape, name)
+    return value.copy() if copy else value
+
+
+def unpack_outside_ndarray(payload: memoryview, outside: Outside) -> np.ndarray:
+    """Return an array over a buffer that lies beside the message, as writable as that is.
+
+    Raises:
+        DecodeError: the payload describes no array, or not this buffer.
+        ImportError: NumPy is not installed here.
+    """
+    shape, name, number = decode_part(_OUTSIDE, payload, "description of an array")
+    return _view(outside.get(number), shape, name)
+
+
+def _view(raw: memoryview, shape: Sequence[int], name: str) -> np.ndarray:
+    import numpy as np
+
     if name not in NUMPY_DTYPES:
         raise DecodeError(f"an array of dtype {name!r} is not allowed")
     check_nbytes(shape, NUMPY_DTYPES[name], raw)
     if name == "|b1":
         check_bools(raw)
-    value = np.ndarray(shape, name, buffer=raw)
-    return value.copy() if copy else value
+    return np.ndarray(shape, name, buffer=raw)
+
+
+def new_ndarray(shape: Sequence[int], name: str, raw: memoryview | None) -> np.ndarray:
+    """Return an array that is to be filled, in the byte order of this machine.
+
+    Raises:
+        LocalProtocolError: NumPy has no such elements.
+    """
+    import numpy as np
+
+    if name not in TORCH_DTYPES or name in UNKNOWN_TO_NUMPY:
+        raise LocalProtocolError(f"NumPy has no dtype {name!r} that travels")
+    return np.ndarray(shape, name, buffer=raw)
 
 
 def stack_ndarrays(values: Sequence[object]) -> np.ndarray:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.msgpack import Ext
 
-from vidette_protocol.errors import DecodeError
-from vidette_protocol.ext.dtypes import TORCH_DTYPES
+from vidette_protocol.errors import DecodeError, LocalProtocolError
+from vidette_protocol.ext import ndarrays
+from vidette_protocol.ext.dtypes import TORCH_DTYPES, UNKNOWN_TO_NUMPY
 from vidette_protocol.ext.layout import (
     ExtCode,
     Flat,
@@ -23,16 +24,22 @@ from vidette_protocol.ext.layout import (
     join,
     split,
 )
+from vidette_protocol.ext.outside import Number, Outside
 
 if TYPE_CHECKING:
     import torch
 
 _METADATA: Final = msgspec.msgpack.Decoder(tuple[Shape, str, str])
+_OUTSIDE: Final = msgspec.msgpack.Decoder(tuple[Shape, str, str, Number])
 _DEVICE: Final = re.compile(r"[a-z]{1,16}(:[0-9]{1,3})?")
 
 
-def encode_torch(value: object) -> object:
+def encode_torch(value: object, outside: Outside | None = None) -> object:
     """Return what is encoded in place of something of torch's.
+
+    Args:
+        value: the value.
+        outside: where a large buffer goes; None: into the message.
 
     Raises:
         TypeError: it does not travel.
@@ -40,7 +47,12 @@ def encode_torch(value: object) -> object:
     import torch
 
     if isinstance(value, torch.Tensor):
-        return Ext(ExtCode.TENSOR, pack_tensor(value))
+        flat = flatten_tensor(value)
+        number = None if outside is None else outside.put(flat.raw)
+        if number is None:
+            return Ext(ExtCode.TENSOR, join([flat.shape, flat.dtype, str(value.device)], flat.raw))
+        state = [flat.shape, flat.dtype, str(value.device), number]
+        return Ext(ExtCode.OUTSIDE_TENSOR, msgspec.msgpack.encode(state))
     raise TypeError(f"{value!r} does not travel, except inside ModelData if it is a dtype or device")
 
 
@@ -64,9 +76,16 @@ def flatten_tensor(value: object) -> Flat:
 
     if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):
         raise TypeError(f"a {type(value).__name__} does not travel; send a plain tensor")
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype in TORCH_DTYPES and dtype not in UNKNOWN_TO_NUMPY:
+        # Few operations of torch: each takes some 40 us once large tensors have filled the caches (measured).
+        try:
+            return Flat(tuple(value.shape), dtype, ndarrays.bytes_of(value.numpy()))
+        except (RuntimeError, TypeError):  # elsewhere, or with a gradient, or its memory holds something else
+            pass
     if value.layout is not torch.strided or value.is_nested or value.is_meta:
         raise TypeError(f"a tensor of layout {value.layout} on {value.device} does not travel; make it dense")
-    dtype = name_dtype(value.dtype)
+    name_dtype(value.dtype)
     # A lazy conjugate or negative is only a bit of the view; its memory holds the other value.
     plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return Flat(tuple(value.shape), dtype, as_bytes(plain).numpy().data)
@@ -98,9 +117,33 @@ def unpack_tensor(payload: memoryview, *, copy: bool, devices: Collection[str]) 
     """
     metadata, raw = split(payload)
     shape, dtype, device = decode_part(_METADATA, metadata, "metadata")
-    if not _DEVICE.fullmatch(device):
+    return _land(bytearray(raw) if copy else raw, shape, dtype, device, devices)
+
+
+def unpack_outside_tensor(payload: memoryview, outside: Outside, *, devices: Collection[str]) -> torch.Tensor:
+    """Return a tensor over a buffer that lies beside the message.
+
+    Args:
+        payload: its description.
+        outside: where the buffer is; it is copied if it is read-only, since torch knows no such tensor.
+        devices: as for `unpack_tensor`.
+
+    Raises:
+        DecodeError: the payload describes no tensor, or not this buffer, or its device does not take it.
+        ImportError: torch is not installed here.
+    """
+    shape, dtype, device, number = decode_part(_OUTSIDE, payload, "description of a tensor")
+    return _land(outside.get(number), shape, dtype, device, devices)
+
+
+def _land(
+    raw: bytearray | memoryview, shape: Sequence[int], dtype: str, device: str, devices: Collection[str]
+) -> torch.Tensor:
+    if device != "cpu" and not _DEVICE.fullmatch(device):
         raise DecodeError(f"a tensor on {device!r}, which is no device")
-    value = restore_tensor(raw if not (copy or raw.readonly) else bytearray(raw), shape, dtype)
+    if isinstance(raw, memoryview) and raw.readonly:
+        raw = bytearray(raw)
+    value = restore_tensor(raw, shape, dtype)
     if device == "cpu" or device not in devices:
         return value
     try:
@@ -123,17 +166,40 @@ def restore_tensor(raw: bytearray | memoryview, shape: Sequence[int], name: str)
     """
     import torch
 
-    dtype = find_dtype(name)
+    if name not in TORCH_DTYPES:
+        raise DecodeError(f"a torch dtype {name!r} is not allowed")
     check_nbytes(shape, TORCH_DTYPES[name], memoryview(raw))
-    if 0 in shape:
-        return torch.empty(tuple(shape), dtype=dtype)
     if name == "bool":
         check_bools(memoryview(raw))
+    # NumPy calls a complex number aligned that its parts could be.
+    if 0 not in shape and name not in UNKNOWN_TO_NUMPY and not name.startswith("complex"):
+        array = ndarrays.new_ndarray(shape, name, memoryview(raw))
+        if array.flags.aligned:
+            return torch.from_numpy(array)
+    dtype = find_dtype(name)
+    if 0 in shape:
+        return torch.empty(tuple(shape), dtype=dtype)
     flat = torch.frombuffer(raw, dtype=dtype)
     if flat.data_ptr() % dtype.itemsize:
         # Not `clone()`: torch reads as if it were aligned, and for some dtypes that is a fault.
         flat = torch.frombuffer(bytearray(raw), dtype=dtype)
     return flat.reshape(tuple(shape))
+
+
+def new_tensor(shape: Sequence[int], name: str, raw: memoryview | None) -> torch.Tensor:
+    """Return a tensor that is to be filled.
+
+    Raises:
+        LocalProtocolError: there are no such elements.
+    """
+    import torch
+
+    if name not in TORCH_DTYPES:
+        raise LocalProtocolError(f"dtype {name!r} does not travel")
+    dtype = find_dtype(name)
+    if raw is None or 0 in shape:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.frombuffer(raw, dtype=dtype).reshape(tuple(shape))
 
 
 def stack_tensors(values: Sequence[object]) -> torch.Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from vidette_protocol.messages.base import Message, Tag, WireVid
+from vidette_protocol.messages.base import Message, WireVid
+from vidette_protocol.messages.tags import Tag
 
 
 class Hello(Message, tag=Tag.HELLO, kw_only=True, frozen=True):
@@ -12,10 +13,11 @@ class Hello(Message, tag=Tag.HELLO, kw_only=True, frozen=True):
 
     Args:
         version: PROTOCOL_VERSION of the sender.
-        fingerprint: hash over all message classes of the sender (names, order and types of fields).
+        fingerprint: hash over the message classes that the sender knows on this link.
         role: "front", "scheduler" or "detokenizer".
         pid: process id, for people.
         incarnation: how often this role was started before in this engine, from 0.
+        schema: what the fingerprint is of, class by class; see `vidette_protocol.schema`.
     """
 
     version: int
@@ -23,6 +25,7 @@ class Hello(Message, tag=Tag.HELLO, kw_only=True, frozen=True):
     role: str
     pid: int
     incarnation: int = 0
+    schema: dict[str, bytes] = {}  # noqa: RUF012  msgspec makes a new one each time
 
 
 class Ready(Message, tag=Tag.READY, kw_only=True, frozen=True):

@@ -7,14 +7,37 @@ most rows of most steps have none. The properties give the documented row view.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
-from typing import Literal, Self
+from itertools import accumulate, chain
+from typing import Any, Literal, Self
 
 from msgspec import Struct
 
-from vidette_protocol.messages.base import Message, Tag
-from vidette_protocol.messages.columns import EMPTY, pack_i32, pack_i64, view_i32, view_i64
+from vidette_protocol.messages.base import BaseBatchReq
+from vidette_protocol.messages.columns import (
+    EMPTY,
+    Counts,
+    Listed,
+    RowsI32,
+    RowsI64,
+    Sparse,
+    Tokens,
+    Whole,
+    all_natural,
+    check_sparse,
+    pack_i32,
+    pack_i64,
+    spread,
+    view_i32,
+    view_i64,
+)
 from vidette_protocol.messages.control import SchedulerLedger
+from vidette_protocol.messages.logprobs import (
+    LogprobsMixin,
+    SpeculativeDecodingMetricsMixin,
+    SpeculativeMetrics,
+    TokenLogprobs,
+)
+from vidette_protocol.messages.tags import Tag
 
 
 class FinishReason(Struct, array_like=True, frozen=True):
@@ -23,15 +46,19 @@ class FinishReason(Struct, array_like=True, frozen=True):
     Args:
         type: "stop" (the model ended it), "length" (`max_new_tokens` reached), "abort" (its caller did, and
             this is the acknowledgement), "error" (this request failed alone).
-        matched: the end-of-sequence token id, with "stop".
+        matched: with "stop", what ended it: a token id, or the stop string or pattern; None: a grammar.
         length: the bound that was reached, with "length".
         message: a sentence, with "abort" and "error".
+        status_code: with "abort" and "error", the HTTP status that says the same.
+        err_type: with "abort" and "error", a word for programs.
     """
 
     type: Literal["stop", "length", "abort", "error"]
-    matched: int | None = None
+    matched: int | str | None = None
     length: int | None = None
     message: str | None = None
+    status_code: int | None = None
+    err_type: str | None = None
 
 
 class TokenRow(Struct, frozen=True):
@@ -42,39 +69,33 @@ class TokenRow(Struct, frozen=True):
         offset: position of the first of these tokens in the request's output.
         token_ids: new output tokens; may be empty on a finish.
         reason: set once, on the last row of a vid.
+        logprobs: log probabilities, if the request asked for some.
+        spec: how speculation went, if there is any.
+        decoded_text: text that the scheduler decided on before these tokens.
     """
 
     vid: int
     offset: int
     token_ids: tuple[int, ...] = ()
     reason: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
+    spec: SpeculativeMetrics | None = None
+    decoded_text: str = ""
 
 
 class StrRow(Struct, frozen=True):
-    """One request's text out of a step, before it is packed: a TokenRow and what it adds to the text."""
+    """One request's text out of a step, before it is packed: a TokenRow and the text that comes of it."""
 
     vid: int
     offset: int
     token_ids: tuple[int, ...] = ()
     reason: FinishReason | None = None
     text: str = ""
+    logprobs: TokenLogprobs | None = None
+    spec: SpeculativeMetrics | None = None
 
 
-class _Columns:
-    """Rows turned into the columns that both step messages share."""
-
-    __slots__ = ("counts", "ids", "offsets", "reasons", "vids")
-
-    def __init__(self, rows: Sequence[TokenRow | StrRow]) -> None:
-        counts = [len(row.token_ids) for row in rows]
-        self.vids = pack_i64(row.vid for row in rows)
-        self.offsets = pack_i32(row.offset for row in rows)
-        self.counts = None if all(count == 1 for count in counts) else pack_i32(counts)
-        self.ids = pack_i32(chain.from_iterable(row.token_ids for row in rows))
-        self.reasons = [(i, row.reason) for i, row in enumerate(rows) if row.reason is not None]
-
-
-class _Rows(Message, kw_only=True, frozen=True):
+class StepColumns(LogprobsMixin, SpeculativeDecodingMetricsMixin, kw_only=True, frozen=True):
     """Columns that both step messages have.
 
     This class is complete: a field added here would shift those of its subclasses on the wire. New columns
@@ -86,13 +107,19 @@ class _Rows(Message, kw_only=True, frozen=True):
         packed_counts: int32, tokens of each row; None if each row has just one.
         packed_ids: int32, output tokens of all rows, row after row.
         sparse_reasons: (row, reason) of the rows that end here.
+        sparse_logprobs: log probabilities of the rows that asked for some.
+        sparse_spec: metrics of the rows that speculate.
+        sparse_rids: rids of rows, for people who watch a link; usually left out.
     """
 
-    packed_vids: memoryview = EMPTY
-    packed_offsets: memoryview = EMPTY
-    packed_counts: memoryview | None = None
-    packed_ids: memoryview = EMPTY
-    sparse_reasons: list[tuple[int, FinishReason]] = []  # noqa: RUF012  msgspec makes a new one each time
+    packed_vids: RowsI64 = EMPTY
+    packed_offsets: RowsI32 = EMPTY
+    packed_counts: Counts = None
+    packed_ids: Tokens = EMPTY
+    sparse_reasons: Sparse[FinishReason] = []  # noqa: RUF012  msgspec makes a new one each time
+    sparse_logprobs: Sparse[TokenLogprobs] = []  # noqa: RUF012  as above
+    sparse_spec: Sparse[SpeculativeMetrics] = []  # noqa: RUF012  as above
+    sparse_rids: Sparse[str] = []  # noqa: RUF012  as above
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -102,6 +129,11 @@ class _Rows(Message, kw_only=True, frozen=True):
     def vids(self) -> list[int]:
         """The vid of each row."""
         return view_i64(self.packed_vids).tolist()
+
+    @property
+    def rids(self) -> list[str | None]:
+        """The rid of each row, if it travels; nothing is looked up by it."""
+        return spread(self.sparse_rids, len(self))
 
     @property
     def decoded_offsets(self) -> list[int]:
@@ -117,25 +149,73 @@ class _Rows(Message, kw_only=True, frozen=True):
     @property
     def finished_reasons(self) -> list[FinishReason | None]:
         """How each row ends, or None."""
-        reasons = dict(self.sparse_reasons)
-        return [reasons.get(row) for row in range(len(self))]
+        return spread(self.sparse_reasons, len(self))
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs | None]:
+        """Log probabilities of each row, or None."""
+        return spread(self.sparse_logprobs, len(self))
+
+    @property
+    def spec(self) -> list[SpeculativeMetrics | None]:
+        """How speculation went for each row, or None."""
+        return spread(self.sparse_spec, len(self))
 
     @property
     def output_ids(self) -> list[memoryview]:
         """New output tokens of each row, as views of int32."""
         ids = view_i32(self.packed_ids)
         start, parts = 0, []
-        for count in self._counts():
+        for count in self.counts:
             parts.append(ids[start : start + count])
             start += count
         return parts
 
+    def _token_ids(self) -> list[tuple[int, ...]]:
+        """Return the new output tokens of each row; quicker than many small views of them."""
+        ids = view_i32(self.packed_ids).tolist()
+        if self.packed_counts is None:
+            return list(zip(ids, strict=True))
+        ends = list(accumulate(self.counts))
+        return [tuple(ids[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+
+    @property
+    def counts(self) -> list[int]:
+        """How many new output tokens each row has."""
+        if self.packed_counts is None:
+            return [1] * len(self)
+        return view_i32(self.packed_counts).tolist()
+
     def check_columns(self) -> str | None:
         """Return in a sentence where the columns contradict each other, or None if they agree."""
+        if not self._packed_agree():
+            return self._packed_fault()
+        fault = None
+        if self.sparse_reasons:
+            fault = check_sparse("finish reason", self.sparse_reasons, len(self))
+        if self.sparse_rids or self.sparse_spec or self.sparse_logprobs:
+            fault = fault or self._sparse_fault()
+        return fault
+
+    def _packed_agree(self) -> bool:
+        """Return whether the packed columns fit together; asked of every message, so without a loop."""
+        counts, tokens = self.packed_counts, self.packed_ids.nbytes
+        rows = self.packed_vids.nbytes // 8
+        if self.packed_vids.nbytes != 8 * rows or self.packed_offsets.nbytes != 4 * rows:
+            return False
+        if counts is None:
+            if tokens != 4 * rows:
+                return False
+        elif counts.nbytes != 4 * rows or not all_natural(counts, 4) or tokens != 4 * sum(view_i32(counts)):
+            return False
+        return all_natural(self.packed_vids, 8) and all_natural(self.packed_offsets, 4)
+
+    def _packed_fault(self) -> str:
+        """Return in a sentence why the packed columns do not fit together."""
         try:
             vids = view_i64(self.packed_vids)
             offsets = view_i32(self.packed_offsets)
-            counts = self._counts()
+            counts = self.counts
             ids = view_i32(self.packed_ids)
         except ValueError as error:
             return str(error)
@@ -146,54 +226,71 @@ class _Rows(Message, kw_only=True, frozen=True):
             lowest = min(column, default=0)
             if lowest < 0:
                 return f"{name} {lowest} is negative"
-        if sum(counts) != len(ids):
-            return f"counts sum to {sum(counts)}, {len(ids)} token ids"
-        last = -1
-        for row, _ in self.sparse_reasons:
-            if not last < row < rows:
-                return f"finish reason for row {row} of {rows}, after row {last}"
-            last = row
-        return None
+        return f"counts sum to {sum(counts)}, {len(ids)} token ids"
 
-    def _counts(self) -> list[int]:
-        if self.packed_counts is None:
-            return [1] * len(self)
-        return view_i32(self.packed_counts).tolist()
+    def _sparse_fault(self) -> str | None:
+        """Return in a sentence what is wrong with the columns that few messages have, or None."""
+        rows, counts = len(self), self.counts
+        return (
+            check_sparse("rid", self.sparse_rids, rows)
+            or check_sparse("speculation", self.sparse_spec, rows)
+            or check_sparse("log probabilities", self.sparse_logprobs, rows)
+            or next(filter(None, (row.check(counts[i]) for i, row in self.sparse_logprobs)), None)
+        )
 
 
-class BatchTokenIDOutput(_Rows, tag=Tag.BATCH_TOKEN_ID_OUTPUT, kw_only=True, frozen=True):
+class BatchTokenIDOutput(StepColumns, tag=Tag.BATCH_TOKEN_ID_OUTPUT, kw_only=True, frozen=True):
     """Scheduler to detokenizer: what one step made, one row for each request that has something to say.
 
     Args:
         ledger: what the scheduler holds after this step.
+        sparse_texts: text that the scheduler decided on before a row's tokens.
     """
 
-    ledger: SchedulerLedger = SchedulerLedger()
+    ledger: Whole[SchedulerLedger] = SchedulerLedger()
+    sparse_texts: Sparse[str] = []  # noqa: RUF012  as above
+
+    @property
+    def decoded_texts(self) -> list[str]:
+        """Text that the scheduler decided on before each row's tokens."""
+        if not self.sparse_texts:
+            return [""] * len(self)
+        return [text or "" for text in spread(self.sparse_texts, len(self))]
 
     @classmethod
-    def from_rows(cls, rows: list[TokenRow], ledger: SchedulerLedger) -> Self:
+    def from_rows(cls, rows: Sequence[TokenRow], ledger: SchedulerLedger) -> Self:
         """Pack rows into columns."""
-        packed = _Columns(rows)
         return cls(
-            packed_vids=packed.vids,
-            packed_offsets=packed.offsets,
-            packed_counts=packed.counts,
-            packed_ids=packed.ids,
-            sparse_reasons=packed.reasons,
+            **_columns(rows),
             ledger=ledger,
+            sparse_texts=[(i, row.decoded_text) for i, row in enumerate(rows) if row.decoded_text],
         )
 
     def rows(self) -> list[TokenRow]:
         """Unpack into rows."""
         return [
-            TokenRow(vid, offset, tuple(ids), reason)
-            for vid, offset, ids, reason in zip(
-                self.vids, self.decoded_offsets, self.output_ids, self.finished_reasons, strict=True
+            TokenRow(*row)
+            for row in zip(
+                self.vids,
+                self.decoded_offsets,
+                self._token_ids(),
+                self.finished_reasons,
+                self.logprobs,
+                self.spec,
+                self.decoded_texts,
+                strict=True,
             )
         ]
 
+    def check_columns(self) -> str | None:
+        """As in the base, for the texts as well."""
+        fault = super().check_columns()
+        if self.sparse_texts:
+            fault = fault or check_sparse("text", self.sparse_texts, len(self))
+        return fault
 
-class BatchStrOutput(_Rows, tag=Tag.BATCH_STR_OUTPUT, kw_only=True, frozen=True):
+
+class BatchStrOutput(StepColumns, tag=Tag.BATCH_STR_OUTPUT, kw_only=True, frozen=True):
     """Detokenizer to front: the text that a step added, row by row as in BatchTokenIDOutput.
 
     Args:
@@ -202,20 +299,15 @@ class BatchStrOutput(_Rows, tag=Tag.BATCH_STR_OUTPUT, kw_only=True, frozen=True)
         detokenizer_open: requests the detokenizer holds after this message.
     """
 
-    output_strs: list[str] = []  # noqa: RUF012  as above
-    ledger: SchedulerLedger = SchedulerLedger()
-    detokenizer_open: int = 0
+    output_strs: Listed[str] = []  # noqa: RUF012  as above
+    ledger: Whole[SchedulerLedger] = SchedulerLedger()
+    detokenizer_open: Whole[int] = 0
 
     @classmethod
-    def from_rows(cls, rows: list[StrRow], ledger: SchedulerLedger, detokenizer_open: int) -> Self:
+    def from_rows(cls, rows: Sequence[StrRow], ledger: SchedulerLedger, detokenizer_open: int) -> Self:
         """Pack rows into columns."""
-        packed = _Columns(rows)
         return cls(
-            packed_vids=packed.vids,
-            packed_offsets=packed.offsets,
-            packed_counts=packed.counts,
-            packed_ids=packed.ids,
-            sparse_reasons=packed.reasons,
+            **_columns(rows),
             output_strs=[row.text for row in rows],
             ledger=ledger,
             detokenizer_open=detokenizer_open,
@@ -224,13 +316,15 @@ class BatchStrOutput(_Rows, tag=Tag.BATCH_STR_OUTPUT, kw_only=True, frozen=True)
     def rows(self) -> list[StrRow]:
         """Unpack into rows."""
         return [
-            StrRow(vid, offset, tuple(ids), reason, text)
-            for vid, offset, ids, reason, text in zip(
+            StrRow(*row)
+            for row in zip(
                 self.vids,
                 self.decoded_offsets,
-                self.output_ids,
+                self._token_ids(),
                 self.finished_reasons,
                 self.output_strs,
+                self.logprobs,
+                self.spec,
                 strict=True,
             )
         ]
@@ -240,3 +334,102 @@ class BatchStrOutput(_Rows, tag=Tag.BATCH_STR_OUTPUT, kw_only=True, frozen=True)
         if len(self.output_strs) != len(self):
             return f"{len(self)} vids, {len(self.output_strs)} texts"
         return super().check_columns()
+
+
+class BatchEmbeddingOutput(BaseBatchReq, tag=Tag.BATCH_EMBEDDING_OUTPUT, kw_only=True, frozen=True):
+    """Scheduler to front: embeddings or scores, each row the only one of its vid.
+
+    Args:
+        packed_vids: int64, one a row.
+        embeddings: of each row: an array of float32, several of them as one array of two dimensions, a map
+            of the dimensions that are not 0, or a score; None of a row that failed.
+        sparse_reasons: (row, reason) of the rows that were aborted or failed.
+        packed_prompt_tokens: int32, length of each prompt.
+        packed_cached_tokens: int32, how much of it was in the prefix cache; None: nothing.
+        sparse_hidden_states: pooled hidden states of the rows that asked for them, an array each.
+        sparse_rids: as in StepColumns.
+        ledger: what the scheduler holds now.
+    """
+
+    packed_vids: RowsI64 = EMPTY
+    embeddings: Listed[object] = []  # noqa: RUF012  as above
+    sparse_reasons: Sparse[FinishReason] = []  # noqa: RUF012  as above
+    packed_prompt_tokens: RowsI32 = EMPTY
+    packed_cached_tokens: RowsI32 | None = None
+    sparse_hidden_states: Sparse[object] = []  # noqa: RUF012  as above
+    sparse_rids: Sparse[str] = []  # noqa: RUF012  as above
+    ledger: Whole[SchedulerLedger] = SchedulerLedger()
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.packed_vids.nbytes // 8
+
+    @property
+    def vids(self) -> list[int]:
+        """The vid of each row."""
+        return view_i64(self.packed_vids).tolist()
+
+    @property
+    def rids(self) -> list[str | None]:
+        """The rid of each row, if it travels."""
+        return spread(self.sparse_rids, len(self))
+
+    @property
+    def finished_reasons(self) -> list[FinishReason | None]:
+        """How each row ended, or None if it was made."""
+        return spread(self.sparse_reasons, len(self))
+
+    @property
+    def pooled_hidden_states(self) -> list[object | None]:
+        """What each row asked for of them, or None."""
+        return spread(self.sparse_hidden_states, len(self))
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        """Length of each prompt."""
+        return view_i32(self.packed_prompt_tokens).tolist()
+
+    @property
+    def cached_tokens(self) -> list[int]:
+        """How much of each prompt was in the prefix cache."""
+        if self.packed_cached_tokens is None:
+            return [0] * len(self)
+        return view_i32(self.packed_cached_tokens).tolist()
+
+    def check_columns(self) -> str | None:
+        """Return in a sentence where the columns contradict each other, or None if they agree."""
+        try:
+            rows = len(view_i64(self.packed_vids))
+            lengths = {
+                "prompt lengths": len(view_i32(self.packed_prompt_tokens)),
+                "cached lengths": len(self.cached_tokens),
+            }
+        except ValueError as error:
+            return str(error)
+        lengths["embeddings"] = len(self.embeddings)
+        for name, length in lengths.items():
+            if length != rows:
+                return f"{rows} vids, {length} {name}"
+        if min(self.vids, default=0) < 0:
+            return f"vid {min(self.vids)} is negative"
+        return (
+            check_sparse("finish reason", self.sparse_reasons, rows)
+            or check_sparse("hidden state", self.sparse_hidden_states, rows)
+            or check_sparse("rid", self.sparse_rids, rows)
+        )
+
+
+def _columns(rows: Sequence[TokenRow | StrRow]) -> dict[str, Any]:
+    """Return the columns that both step messages share."""
+    # Of lists, not of generators: an array is then made twice as fast, and this is made at every step.
+    token_ids = [row.token_ids for row in rows]
+    counts = list(map(len, token_ids))
+    return {
+        "packed_vids": pack_i64([row.vid for row in rows]),
+        "packed_offsets": pack_i32([row.offset for row in rows]),
+        "packed_counts": None if counts.count(1) == len(counts) else pack_i32(counts),
+        "packed_ids": pack_i32(list(chain.from_iterable(token_ids))),
+        "sparse_reasons": [(i, row.reason) for i, row in enumerate(rows) if row.reason is not None],
+        "sparse_logprobs": [(i, row.logprobs) for i, row in enumerate(rows) if row.logprobs is not None],
+        "sparse_spec": [(i, row.spec) for i, row in enumerate(rows) if row.spec is not None],
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +15,11 @@ from vidette_protocol.messages import (
     BatchTokenIDOutput,
     FinishReason,
     SchedulerLedger,
+    SpeculativeMetrics,
     StrRow,
+    TokenLogprobs,
     TokenRow,
+    pack_f32,
 )
 
 STOP = FinishReason("stop", matched=256)
@@ -49,6 +53,30 @@ def test_rows_come_out_in_order_with_their_text(detokenizer: Detokenizer) -> Non
         StrRow(5, 0, ids("é"), STOP, "é"),
     ]
     assert len(detokenizer) == 2
+
+
+# Each field with a value that is not its default, so that one which is forgotten shows.
+SHARED: dict[str, object] = {
+    "vid": 5,
+    "offset": 0,
+    "token_ids": ids("ab"),
+    "reason": STOP,
+    "logprobs": TokenLogprobs(output_token_logprobs_val=pack_f32([-1.0, -2.0])),
+    "spec": SpeculativeMetrics(2, 3, (1, 1)),
+}
+
+
+def test_all_that_a_row_of_tokens_says_a_row_of_text_says_as_well(detokenizer: Detokenizer) -> None:
+    assert SHARED.keys() == set(TokenRow.__struct_fields__) & set(StrRow.__struct_fields__)
+    assert set(StrRow.__struct_fields__) - SHARED.keys() == {"text"}
+    assert set(TokenRow.__struct_fields__) - SHARED.keys() == {"decoded_text"}
+    (row,) = step(detokenizer, TokenRow(**SHARED))  # type: ignore[arg-type]
+    assert {name: value for name, value in msgspec.structs.asdict(row).items() if name != "text"} == SHARED
+
+
+def test_text_that_the_scheduler_decided_on_goes_before_that_of_the_tokens(detokenizer: Detokenizer) -> None:
+    rows = [TokenRow(1, 0, ids("b"), decoded_text="a"), TokenRow(2, 0, ids("c"), STOP, decoded_text="x")]
+    assert [row.text for row in step(detokenizer, *rows)] == ["ab", "xc"]
 
 
 def test_a_character_goes_out_with_the_step_that_completes_it(detokenizer: Detokenizer) -> None:

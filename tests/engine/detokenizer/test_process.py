@@ -20,13 +20,7 @@ from vidette.transport.channel import Channel, FrameChannel, socket_pair
 from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
 from vidette.transport.memory import MemoryChannel
-from vidette_protocol.codec import (
-    DETOKENIZER_TO_FRONT,
-    DETOKENIZER_TO_SCHEDULER,
-    FRONT_TO_DETOKENIZER,
-    SCHEDULER_TO_DETOKENIZER,
-    Codec,
-)
+from vidette_protocol.codec import Codec
 from vidette_protocol.errors import DecodeError, RemoteProtocolError
 from vidette_protocol.messages import (
     BatchStrOutput,
@@ -39,6 +33,12 @@ from vidette_protocol.messages import (
     SchedulerLedger,
     ShutdownReq,
     TokenRow,
+)
+from vidette_protocol.messages.catalogue import (
+    DETOKENIZER_TO_FRONT,
+    DETOKENIZER_TO_SCHEDULER,
+    FRONT_TO_DETOKENIZER,
+    SCHEDULER_TO_DETOKENIZER,
 )
 
 DEADLINE = 20.0
@@ -213,16 +213,26 @@ async def test_somebody_else_at_a_link_is_refused(kind: Kind, link: str) -> None
     async with running(kind, hands=False) as ends:
         if link == "front":
             ends.scheduler.post_hello()
-        impostor = Link(
-            (ends.front if link == "front" else ends.scheduler).channel,
-            Codec(sends=FRONT_TO_DETOKENIZER, receives=DETOKENIZER_TO_FRONT),
-            role="janitor",
-            peer="detokenizer",
+        channel, sends, receives = (
+            (ends.front.channel, FRONT_TO_DETOKENIZER, DETOKENIZER_TO_FRONT)
+            if link == "front"
+            else (ends.scheduler.channel, SCHEDULER_TO_DETOKENIZER, DETOKENIZER_TO_SCHEDULER)
         )
+        codec = Codec(sends=sends, receives=receives)
+        impostor = Link(channel, codec, role="janitor", peer="detokenizer")
         impostor.post_hello()
         error = await ends.wait_ended()
         assert isinstance(error, RemoteProtocolError)
         assert f"the {link} should be at this link, but 'janitor' is" in str(error)
+
+
+async def test_a_side_of_another_link_is_refused_for_what_it_speaks(kind: Kind) -> None:
+    async with running(kind, hands=False) as ends:
+        codec = Codec(sends=FRONT_TO_DETOKENIZER, receives=DETOKENIZER_TO_FRONT)
+        Link(ends.scheduler.channel, codec, role="front", peer="detokenizer").post_hello()
+        error = await ends.wait_ended()
+        assert isinstance(error, RemoteProtocolError)
+        assert "(BatchTokenIDOutput, ShutdownReq are not known there)" in str(error)
 
 
 async def test_a_row_that_does_not_fit_ends_it(kind: Kind) -> None:

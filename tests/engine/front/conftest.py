@@ -15,13 +15,7 @@ from vidette.front.manager import TokenizerManager
 from vidette.models import ModelInfo
 from vidette.transport.link import Link
 from vidette.transport.memory import MemoryChannel
-from vidette_protocol.codec import (
-    DETOKENIZER_TO_FRONT,
-    FRONT_TO_DETOKENIZER,
-    FRONT_TO_SCHEDULER,
-    SCHEDULER_TO_FRONT,
-    Codec,
-)
+from vidette_protocol.codec import Codec
 from vidette_protocol.messages import (
     BatchStrOutput,
     FinishReason,
@@ -31,6 +25,12 @@ from vidette_protocol.messages import (
     SamplingParams,
     SchedulerLedger,
     StrRow,
+)
+from vidette_protocol.messages.catalogue import (
+    DETOKENIZER_TO_FRONT,
+    FRONT_TO_DETOKENIZER,
+    FRONT_TO_SCHEDULER,
+    SCHEDULER_TO_FRONT,
 )
 
 T = TypeVar("T")

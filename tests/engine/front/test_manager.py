@@ -350,7 +350,7 @@ async def test_a_name_is_made_for_whoever_has_none() -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (GenerateReqInput(), "neither is given of text and input_ids"),
+        (GenerateReqInput(), "no prompt is given; give just one of"),
         (ask(""), "text is empty"),
         (ask("  "), "text has no tokens"),
         (ask([]), "input_ids is empty"),

@@ -88,7 +88,7 @@ async def test_an_answer_of_another_kind_is_a_fault_of_the_ring() -> None:
             await front.until(lambda: front.fault is not None)
             tasks.cancel_scope.cancel()
         assert isinstance(front.fault, RemoteProtocolError)
-        assert "FreezeGCReq 1 came back, but HeartbeatReq was asked" in str(front.fault)
+        assert "FreezeGCReq 1 came back, but HeartbeatReq was expected" in str(front.fault)
 
 
 async def test_a_question_can_be_given_up() -> None:

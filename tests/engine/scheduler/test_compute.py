@@ -24,7 +24,7 @@ from vidette.scheduler.loop import Command, StepLoop
 from vidette.transport.framing import FrameReader, LinkClosed
 from vidette.transport.mailbox import Bell
 from vidette.transport.sink import Sink
-from vidette_protocol.codec import DETOKENIZER_TO_SCHEDULER, SCHEDULER_TO_DETOKENIZER, Codec
+from vidette_protocol.codec import Codec
 from vidette_protocol.ids import Vid
 from vidette_protocol.messages import (
     AbortReq,
@@ -36,6 +36,7 @@ from vidette_protocol.messages import (
     SchedulerLedger,
     ShutdownReq,
 )
+from vidette_protocol.messages.catalogue import DETOKENIZER_TO_SCHEDULER, SCHEDULER_TO_DETOKENIZER
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

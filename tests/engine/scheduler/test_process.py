@@ -26,13 +26,7 @@ from vidette.transport.channel import Channel, FrameChannel, socket_pair
 from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
 from vidette.transport.memory import MemoryChannel
-from vidette_protocol.codec import (
-    DETOKENIZER_TO_SCHEDULER,
-    FRONT_TO_SCHEDULER,
-    SCHEDULER_TO_DETOKENIZER,
-    SCHEDULER_TO_FRONT,
-    Codec,
-)
+from vidette_protocol.codec import Codec, front_codec
 from vidette_protocol.errors import DecodeError, RemoteProtocolError
 from vidette_protocol.messages import (
     AbortReq,
@@ -43,6 +37,10 @@ from vidette_protocol.messages import (
     Ready,
     SchedulerLedger,
     ShutdownReq,
+)
+from vidette_protocol.messages.catalogue import (
+    DETOKENIZER_TO_SCHEDULER,
+    SCHEDULER_TO_DETOKENIZER,
 )
 
 CONFIG = EngineConfig(model="toy", kv_tokens=32_000, step_tokens=64, max_running=16)
@@ -66,9 +64,7 @@ class Ends:
         ours, theirs = map(Channel, socket_pair()) if kind == "sockets" else MemoryChannel.pair()
         front, below = map(Channel, socket_pair())
         self.channels: list[FrameChannel] = [ours, theirs, front, below]
-        self.front = Link(
-            ours, Codec(sends=FRONT_TO_SCHEDULER, receives=SCHEDULER_TO_FRONT), role="front", peer="scheduler"
-        )
+        self.front = Link(ours, front_codec(), role="front", peer="scheduler")
         self.detokenizer = Link(
             below,
             Codec(sends=DETOKENIZER_TO_SCHEDULER, receives=SCHEDULER_TO_DETOKENIZER),
@@ -201,12 +197,7 @@ async def test_it_takes_part_in_the_handshake_of_both_links(kind: Kind) -> None:
 
 async def test_somebody_else_at_its_link_is_refused(kind: Kind) -> None:
     async with running(kind, hands=False) as ends:
-        impostor = Link(
-            ends.front.channel,
-            Codec(sends=FRONT_TO_SCHEDULER, receives=SCHEDULER_TO_FRONT),
-            role="detokenizer",
-            peer="scheduler",
-        )
+        impostor = Link(ends.front.channel, front_codec(), role="detokenizer", peer="scheduler")
         impostor.post_hello()
         error = await ends.wait_ended()
         assert isinstance(error, RemoteProtocolError)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import array
 import fcntl
+import os
 import socket
 import struct
 import termios
 import tracemalloc
 from collections import deque
+from io import FileIO
 from itertools import cycle, pairwise
 
 import pytest
@@ -307,3 +309,127 @@ def test_a_reader_that_is_gone_is_an_os_error(small_pair: tuple[socket.socket, s
     right.close()
     with pytest.raises(BrokenPipeError):
         outbox.flush(left)
+
+
+# --- in pieces, and with descriptors ---------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    frames=st.lists(
+        st.lists(st.one_of(SMALL, st.builds(pattern, st.integers(0, 20_000))), max_size=4), max_size=6
+    ),
+    reads=st.lists(st.integers(1, 100_000), min_size=1, max_size=8),
+)
+def test_a_frame_in_pieces_arrives_as_one(frames: list[list[bytes]], reads: list[int]) -> None:
+    """Whatever the pieces, and however much the socket takes at once, the same frames are read."""
+    outbox, received = Outbox(), bytearray()
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with left, right:
+        left.setblocking(False)
+        left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        for number, pieces in enumerate(frames):
+            kind = memoryview if number % 2 else bytes
+            outbox.put_pieces([kind(piece) for piece in pieces])
+        whole = encode(*map(b"".join, frames))
+        assert outbox.nbytes == len(whole)
+        for most in cycle(reads):
+            empty = outbox.flush(left)
+            assert len(whole) == len(received) + unread(right) + outbox.nbytes
+            if unread(right):
+                received += right.recv(max(most, len(whole) // 100))
+            elif empty:
+                break
+    assert whole == received
+
+
+def test_pieces_are_not_copied() -> None:
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    memory = bytearray(b"before")
+    outbox = Outbox()
+    outbox.put_pieces([b"head ", memoryview(memory)])
+    memory[:] = b"behind"
+    with left, right:
+        assert outbox.flush(left)
+        assert right.recv(100) == encode(b"head behind")
+
+
+def test_frames_of_several_parts_are_writable_whatever_their_length() -> None:
+    for length in (1, 100, BOUNDARY, BOUNDARY + 1):
+        frame = bytes([0xC1]) + bytes(length - 1)
+        (back,) = split(encode(frame), max_frame=MAX_FRAME)
+        assert isinstance(back, bytearray)
+        assert back == frame
+        (plain,) = split(encode(frame[1:]), max_frame=MAX_FRAME)
+        assert plain == frame[1:]
+
+
+def descriptors_of(sock: socket.socket, nbytes: int) -> tuple[bytes, list[int]]:
+    data, descriptors, _, _ = socket.recv_fds(sock, nbytes, 10)
+    return data, descriptors
+
+
+@pytest.mark.parametrize("before", [0, 1, 3 * BUFFERS_PER_SEND])
+def test_a_descriptor_goes_with_its_frame(before: int) -> None:
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    outbox = Outbox()
+    for _ in range(before):
+        outbox.put(b"before")
+    files = [FileIO(os.memfd_create(name), "r+") for name in ("first", "second")]
+    for file in files:
+        file.write(b"contents")
+        outbox.put_with_descriptor(b"offer", file)
+        outbox.put(b"behind")
+    expected = encode(*[b"before"] * before, b"offer", b"behind", b"offer", b"behind")
+    assert outbox.nbytes == len(expected)
+    offers = [at for at in range(len(expected)) if expected.startswith(encode(b"offer"), at)]
+    with left, right:
+        left.setblocking(False)
+        assert outbox.flush(left)
+        assert all(file.closed for file in files)
+        received, places = b"", []
+        while len(received) < len(expected):
+            data, descriptors = descriptors_of(right, 1 << 20)
+            for descriptor in descriptors:
+                # It has come with its frame, or with what is before that, never behind.
+                places.append(len(received) + len(data))
+                assert os.pread(descriptor, 100, 0) == b"contents"
+                os.close(descriptor)
+            received += data
+    assert received == expected
+    assert len(places) == 2
+    assert all(end > offer for end, offer in zip(places, offers, strict=True))
+
+
+def test_a_descriptor_waits_while_the_socket_is_full(small_pair: tuple[socket.socket, socket.socket]) -> None:
+    left, right = small_pair
+    outbox = Outbox()
+    outbox.put(pattern(100_000))
+    outbox.put_with_descriptor(b"offer", FileIO(os.memfd_create("passed"), "r+"))
+    received, came = b"", []
+    while not outbox.flush(left):
+        data, descriptors = descriptors_of(right, 1 << 20)
+        received += data
+        came += descriptors
+    while unread(right):
+        data, descriptors = descriptors_of(right, 1 << 20)
+        received += data
+        came += descriptors
+    assert received == encode(pattern(100_000), b"offer")
+    (descriptor,) = came
+    os.close(descriptor)
+
+
+def test_a_descriptor_that_was_not_sent_is_closed(small_pair: tuple[socket.socket, socket.socket]) -> None:
+    left, right = small_pair
+    outbox = Outbox()
+    outbox.put(pattern(100_000))
+    file = FileIO(os.memfd_create("never passed"), "r+")
+    outbox.put_with_descriptor(b"offer", file)
+    assert not outbox.flush(left)
+    right.close()
+    with pytest.raises(OSError, match=r"."):
+        outbox.flush(left)
+    outbox.close()
+    outbox.close()
+    assert file.closed

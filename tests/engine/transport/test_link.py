@@ -11,9 +11,18 @@ import pytest
 from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
 from vidette.transport.memory import MemoryChannel
-from vidette_protocol.codec import FRONT_TO_SCHEDULER, SCHEDULER_TO_FRONT, Codec
+from vidette_protocol.codec import Codec
 from vidette_protocol.errors import DecodeError, LocalProtocolError, RemoteProtocolError
-from vidette_protocol.messages import PROTOCOL_VERSION, AbortReq, FreezeGCReq, Hello, Ready, ShutdownReq
+from vidette_protocol.messages import (
+    PROTOCOL_VERSION,
+    AbortReq,
+    FreezeGCReq,
+    Hello,
+    Ready,
+    SamplingParams,
+    ShutdownReq,
+)
+from vidette_protocol.messages.catalogue import FRONT_TO_SCHEDULER, SCHEDULER_TO_FRONT
 
 FRONT = Codec(sends=FRONT_TO_SCHEDULER, receives=SCHEDULER_TO_FRONT)
 SCHEDULER = Codec(sends=SCHEDULER_TO_FRONT, receives=FRONT_TO_SCHEDULER)
@@ -45,8 +54,8 @@ def hello(**changes: object) -> Hello:
 async def test_both_ends_say_who_they_are(ends: Ends) -> None:
     ends.front.post_hello()
     ends.scheduler.post_hello(incarnation=3)
-    assert await ends.front.receive_hello() == hello(pid=os.getpid(), incarnation=3)
-    assert await ends.scheduler.receive_hello() == hello(pid=os.getpid(), role="front")
+    assert await ends.front.receive_hello() == hello(pid=os.getpid(), incarnation=3, schema=FRONT.schema)
+    assert await ends.scheduler.receive_hello() == hello(pid=os.getpid(), role="front", schema=FRONT.schema)
 
 
 async def test_somebody_else_is_refused(ends: Ends) -> None:
@@ -83,6 +92,49 @@ async def test_a_link_opens_with_hello(ends: Ends) -> None:
         await ends.front.receive_hello()
 
 
+# Written by hand: what `pickle.dumps({"rid": "chat-1"}, protocol=4)` gives.
+PICKLE = b"\x80\x04\x95\x13\0\0\0\0\0\0\0}\x94\x8c\x03rid\x94\x8c\x06chat-1\x94s."
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        PICKLE,
+        b"",
+        b"\x91\x01",  # a Hello with nothing in it
+        b"GET / HTTP/1.1\r\n\r\n",
+        FRONT.encode(FreezeGCReq()),  # of this link, but not in this direction
+    ],
+)
+async def test_whatever_else_a_link_opens_with_is_refused_and_said_so(ends: Ends, frame: bytes) -> None:
+    ends.raw.post(frame)
+    told = f"^the scheduler did not open the link with Hello: a frame of {len(frame)} bytes is no message"
+    with pytest.raises(RemoteProtocolError, match=told) as caught:
+        await ends.front.receive_hello()
+    assert type(caught.value) is RemoteProtocolError
+    assert isinstance(caught.value.__cause__, DecodeError)
+
+
+async def test_a_side_whose_messages_have_fields_appended_is_talked_to(ends: Ends) -> None:
+    class Later(AbortReq, tag=AbortReq.__struct_config__.tag, kw_only=True, frozen=True):
+        why: str = "left"
+
+    Later.__name__ = "AbortReq"
+    classes = [Later if cls is AbortReq else cls for cls in FRONT_TO_SCHEDULER]
+    later = Link(
+        ends.front.channel,
+        Codec(sends=classes, receives=SCHEDULER_TO_FRONT),
+        role="front",
+        peer="scheduler",
+    )
+    later.post_hello()
+    ends.scheduler.post_hello()
+    await later.receive_hello()
+    await ends.scheduler.receive_hello()
+    later.post(Later(vid=5, why="bored"))
+    assert await ends.scheduler.receive() == AbortReq(vid=5)
+
+
 async def test_messages_arrive_in_order(ends: Ends) -> None:
     messages = [AbortReq(vid=number, floor=number // 2) for number in range(20)]
     for message in messages:
@@ -117,3 +169,16 @@ async def test_the_end_of_the_channel_is_the_end_of_the_link(ends: Ends) -> None
     ends.raw.close()
     with pytest.raises(LinkClosed):
         await ends.front.receive_hello()
+
+
+async def test_what_an_older_end_does_not_know_is_known_here() -> None:
+    """Fields of a map that ours has appended: a scheduler would refuse the message, so a front has to know."""
+    ours, theirs = MemoryChannel.pair()
+    link = Link(ours, FRONT, role="front", peer="scheduler")
+    peer = Link(theirs, SCHEDULER, role="scheduler", peer="front")
+    assert link.unknown_there(SamplingParams) == frozenset()
+    key = "part SamplingParams"
+    older = {**FRONT.schema, key: FRONT.schema[key][:-8]}
+    peer.post(Hello(version=PROTOCOL_VERSION, fingerprint="older", role="scheduler", pid=1, schema=older))
+    await link.receive_hello()
+    assert link.unknown_there(SamplingParams) == set(SamplingParams.__struct_fields__[-2:])

@@ -96,7 +96,7 @@ async def test_a_receive_that_is_cancelled_loses_nothing(seed: int) -> None:
             while len(received) < count:
                 async with anyio.create_task_group() as attempt:
                     attempt.start_soon(cancel_later, attempt.cancel_scope, rng.randrange(5))
-                    received.append(await right.receive())
+                    received.append(bytes(await right.receive()))
                     attempt.cancel_scope.cancel()
                 cancelled += attempt.cancel_scope.cancelled_caught
     assert received == [b"%d" % number for number in range(count)]
@@ -116,3 +116,13 @@ def test_every_wait_is_a_checkpoint() -> None:
             await right.receive()
 
     trio.run(main)
+
+
+async def test_a_frame_in_pieces_is_memory_of_its_own() -> None:
+    left, right = MemoryChannel.pair()
+    memory = bytearray(b"memory")
+    left.post_pieces([b"head ", memoryview(memory)])
+    memory[:] = b"change"
+    frame = await right.receive()
+    assert frame == b"head memory"
+    assert isinstance(frame, bytearray)

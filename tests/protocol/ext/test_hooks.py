@@ -94,7 +94,15 @@ def test_ids_are_stable(value: object, code: int) -> None:
 
 def test_the_ids_of_the_table() -> None:
     ids = {name: value for name, value in vars(ExtCode).items() if name.isupper()}
-    assert ids == {"ARRAY": 1, "TENSOR": 2, "NDARRAY": 3, "SHM_POINTER": 4, "CUDA_IPC": 5}
+    assert ids == {
+        "ARRAY": 1,
+        "TENSOR": 2,
+        "NDARRAY": 3,
+        "SHM_POINTER": 4,
+        "CUDA_IPC": 5,
+        "OUTSIDE_TENSOR": 6,
+        "OUTSIDE_NDARRAY": 7,
+    }
 
 
 def test_an_int16_tensor_has_the_published_bytes() -> None:
@@ -104,7 +112,7 @@ def test_an_int16_tensor_has_the_published_bytes() -> None:
     assert WIRE.decode(frame).tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("code", [-128, -2, 0, 6, 42, 127])
+@pytest.mark.parametrize("code", [-128, -2, 0, 8, 42, 127])
 def test_an_unknown_extension_is_kept(code: int) -> None:
     frame = msgspec.msgpack.encode([Ext(code, b"payload")])
     for wire in (WIRE, Wire(ExtHooks(copy=False))):

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidette_protocol.messages import pack_i32, pack_i64, view_i32, view_i64
+from vidette_protocol.messages.columns import all_natural
 
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -68,3 +69,10 @@ def test_a_torn_column_is_refused_with_its_length(data: bytes) -> None:
                 view(memoryview(data))
         else:
             assert len(view(memoryview(data))) == len(data) // width
+
+
+@given(st.lists(INT32), st.lists(INT64))
+def test_whether_one_is_negative_is_seen_at_a_glance(short: list[int], long: list[int]) -> None:
+    """all_natural is what min() says, for both widths."""
+    assert all_natural(pack_i32(short), 4) == (min(short, default=0) >= 0)
+    assert all_natural(pack_i64(long), 8) == (min(long, default=0) >= 0)

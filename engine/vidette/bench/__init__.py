@@ -1,0 +1,17 @@
+"""Benchmarks: what the `vidette bench` commands measure. Only they import this, inside the command.
+
+Every number comes with an honest baseline, measured in the same run, in turns with ours.
+
+- `wire`        the codec and how messages and tensors get to another process
+- `interleave`  timing in turns
+- `results`     what is found, by name
+- `samples`     a request and a step in our form
+- `documented`  the same in the form of our source documents
+- `baselines`   pickle, and the documented form under msgspec: the codecs to beat
+- `codecs`      codecs compared, in one process
+- `messages`    what only the benchmark sends
+- `peer`, `_peer`  the process at the other side
+- `zeromq`      ZeroMQ as others use it
+- `trips`       messages there and back, and many of them one way
+- `handover`    a tensor for another process
+"""

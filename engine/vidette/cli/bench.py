@@ -1,0 +1,77 @@
+"""`vidette bench`: measure parts of the engine, each against a baseline in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from vidette.cli._run import Stop, run, say
+from vidette.errors import UsageError
+from vidette.testing.report import Check, check, make_report
+
+if TYPE_CHECKING:
+    from vidette.bench.results import Results
+
+TURNS = 40
+QUICK_TURNS = 2
+
+
+def add_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `vidette bench`."""
+    kinds = parser.add_subparsers(title="what to measure", required=True, metavar="KIND", dest="kind")
+    wire = kinds.add_parser("wire", help="the codec, and how messages and tensors get to another process")
+    wire.add_argument("--runs", type=_runs, default=9, metavar="N", help="values of each kind (default: 9)")
+    wire.add_argument("--quick", action="store_true", help="little work a run: values not to be quoted")
+    wire.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of contents and of their order (default: 0)"
+    )
+    for kind in (wire,):
+        kind.add_argument("--json", action="store_true", help="print a report as the last line")
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Measure, and say what was found; whatever it is, it is no failure."""
+    measure = {"wire": _wire}[options.kind]
+    results, status = measure(options)
+    if results is None:  # a signal came
+        return status
+    checks = [check(finding.name, finding.values, finding.unit) for finding in results.findings]
+    notes = [*results.notes, f"load average at the end: {os.getloadavg()[0]:.1f}"]
+    for line in (*map(_line, checks), *notes):
+        say(line)
+    if options.json:
+        print(make_report(f"bench {options.kind}", checks, notes=notes).to_json())
+    return status
+
+
+def _wire(options: argparse.Namespace) -> tuple[Results | None, int]:
+    try:
+        from vidette.bench.interleave import Effort  # noqa: PLC0415
+        from vidette.bench.wire import bench_codecs, bench_links, in_order  # noqa: PLC0415
+    except ImportError as error:
+        raise UsageError(f"{error.name} is not installed; `pip install vidette[bench]` adds it") from error
+    turns = QUICK_TURNS if options.quick else TURNS
+    effort = Effort.seeded(options.seed, runs=options.runs, turns=turns)
+    results = bench_codecs(effort, say=say)
+    complete = False
+
+    async def program(_: Stop) -> int:
+        nonlocal results, complete
+        results += await bench_links(effort, say=say)
+        complete = True
+        return 0
+
+    status = run(program)
+    return in_order(results) if complete else None, status
+
+
+def _line(found: Check) -> str:
+    return f"{found.name:<42} {found.value:>9.4g} {found.unit:<2} ({found.low:.4g} to {found.high:.4g})"
+
+
+def _runs(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more runs")
+    return number

@@ -1,0 +1,112 @@
+"""Which fields of a request the engine does not support yet: one table, for the library and for HTTP.
+
+A field is refused unless its value asks for nothing, so that a request which is answered was honoured as a
+whole. None always asks for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from vidette.errors import UsageError, unsupported_field
+from vidette_protocol.messages import GenerateItem
+from vidette_protocol.normalise import Normalised
+
+Neutral = tuple[object, ...]
+"""Values of a refused field that ask for nothing, besides None."""
+
+REFUSED: Final = MappingProxyType[str, Neutral](
+    {
+        "audio_data": (),
+        "background": (False,),
+        "bootstrap_host": (),
+        "bootstrap_port": (),
+        "bootstrap_room": (),
+        "cache_salt": (),
+        "custom_logit_processor": (),
+        "data_parallel_rank": (),
+        "extra_key": (),
+        "grammar": (),
+        "image_data": (),
+        "input_embeds": (),
+        "json_schema": (),
+        "log_metrics": (True, False),  # there are none
+        "logprob_start_len": (-1,),
+        "lora_path": (),
+        "mm_hashes": (),
+        "modalities": (),
+        "no_stop_trim": (False,),
+        "positional_embed_overrides": (),
+        "priority": (),
+        "regex": (),
+        "return_logprob": (False,),
+        "return_text_in_logprobs": (False,),
+        "routed_dp_rank": (),
+        "routing_key": (),
+        "session_id": (),
+        "session_params": ({},),
+        "token_ids_logprob": ([],),
+        "top_logprobs_num": (0,),
+        "video_data": (),
+    }
+)
+"""Fields of GenerateReqInput."""
+
+SAMPLING_REFUSED: Final = MappingProxyType[str, Neutral](
+    {
+        "custom_params": ({},),
+        "ebnf": (),
+        "frequency_penalty": (0,),
+        "json_schema": (),
+        "logit_bias": ({},),
+        "min_new_tokens": (0,),
+        "min_p": (0,),
+        "n": (1,),
+        "no_stop_trim": (False,),
+        "presence_penalty": (0,),
+        "regex": (),
+        "repetition_penalty": (1,),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "stop": ([],),
+        "stop_regex": ([],),
+        "stop_token_ids": ([],),
+        "stream_interval": (1,),
+        "structural_tag": (),
+    }
+)
+"""Fields of SamplingParams."""
+
+
+def check_supported(request: Normalised[GenerateItem]) -> GenerateItem:
+    """Return the one item of a request that asks for nothing else than is supported.
+
+    Raises:
+        UsageError: it asks for more, with the field at fault.
+    """
+    if request.n > 1:
+        raise unsupported_field("n", SAMPLING_REFUSED["n"])
+    item = request.items[0]
+    if not request.single:
+        field = (
+            "text" if item.text is not None else "input_ids" if item.input_ids is not None else "input_embeds"
+        )
+        raise UsageError(
+            f"{field} is a list of several: one prompt per request for now",
+            param=field,
+            code="unsupported_field",
+        )
+    _check_fields(item, REFUSED)
+    _check_fields(item.sampling_params, SAMPLING_REFUSED)
+    return item
+
+
+def _check_fields(struct: Struct, refused: Mapping[str, Neutral]) -> None:
+    for field, value in zip(struct.__struct_fields__, msgspec.structs.astuple(struct), strict=True):
+        if value is not None and field in refused and value not in refused[field]:
+            raise unsupported_field(field, refused[field])

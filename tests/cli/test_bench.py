@@ -1,0 +1,65 @@
+"""`vidette bench`: exit statuses and names of checks, which other programs read."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.conftest import Commands
+
+CONTRACT = {
+    *("rtt_100kb_us", "rtt_1mb_us", "rtt_10mb_us", "nested_ext_vs_prefixed_ext", "request_codec_vs_pickle4"),
+    *("step32_codec_vs_pickle4", "step256_codec_vs_pickle4", "handover_8mib_copy_vs_pickle_zmq"),
+    *(
+        "handover_8mib_inplace_vs_pickle_zmq",
+        "handover_8mib_copy_vs_zmq_zerocopy",
+        "small_rtt_vs_zmq_asyncio",
+    ),
+    "coalesced_vs_single",
+}
+
+
+def test_the_wire_is_measured_under_the_names_that_others_know(vidette_command: Commands) -> None:
+    command = vidette_command("bench", "wire", "--runs", "2", "--quick", "--json")
+    status, out, err = command.end()
+    assert status == 0, err
+    report = json.loads(out)
+    assert out.count("\n") == 1
+    assert report["command"] == "bench wire"
+    checks = {check["name"]: check for check in report["checks"]}
+    assert len(checks) == len(report["checks"])
+    assert set(list(checks)[: len(CONTRACT)]) == CONTRACT
+    for name, check in checks.items():
+        assert check["runs"] == 2, name
+        assert check["unit"] == ("us" if name.endswith("_us") else "x")
+        assert 0 < check["low"] <= check["value"] <= check["high"] < math.inf
+        assert f"\n{name} " in err
+    assert "step32_rows_vs_pickle4" in checks
+
+
+@pytest.mark.parametrize(
+    ("signum", "ends_with"), [(signal.SIGINT, 128 + signal.SIGINT), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_a_signal_ends_it_and_its_process(
+    vidette_command: Commands, signum: signal.Signals, ends_with: int
+) -> None:
+    command = vidette_command("bench", "wire", "--runs", "30", "--quick", "--json")
+    command.read_until("stderr", "small messages")
+    command.find_children(1)
+    command.signal(signum)
+    status, out, _ = command.end()
+    assert (status, out) == (ends_with, "")
+
+
+def test_what_is_missing_is_bad_usage_and_said() -> None:
+    without = "import sys; sys.modules['zmq'] = None"
+    code = f"{without}; from vidette.cli import main; sys.exit(main(['bench', 'wire']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "vidette: zmq is not installed; `pip install vidette[bench]` adds it\n"

@@ -1,0 +1,230 @@
+"""Control messages of the front: each finds its answer, in any order, in time or not at all."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from tests.engine.front.conftest import Front, ask
+
+from vidette.errors import EngineBroken, EngineClosed, Error
+from vidette_fuzz.samples import SAMPLES
+from vidette_protocol.errors import RemoteProtocolError
+from vidette_protocol.messages import (
+    ControlOutput,
+    ControlReq,
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    FreezeGCReq,
+    GetInternalStateReq,
+    GetInternalStateReqOutput,
+    HeartbeatReq,
+)
+from vidette_protocol.messages.catalogue import CONTROL
+
+
+def broken() -> Error:
+    return EngineBroken("the scheduler was killed by SIGKILL", role="scheduler", exit_status=-9)
+
+
+async def asked(front: Front, number: int = 1) -> list[ControlReq]:
+    """Wait until so many questions were sent; return them."""
+    await front.until(lambda: len(front.posted) >= number)
+    questions = front.sent()
+    assert all(isinstance(question, ControlReq) for question in questions)
+    return [question for question in questions if isinstance(question, ControlReq)]
+
+
+async def test_an_answer_is_returned_whatever_it_says() -> None:
+    async with Front.serving() as front:
+
+        async def answer() -> None:
+            (question,) = await asked(front)
+            front.scheduler.post(
+                FlushCacheReqOutput(id=question.id, success=False, message="3 requests live")
+            )
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(answer)
+            got = await front.manager.control(FlushCacheReqInput(id=99, timeout_s=1.5))
+        assert got == FlushCacheReqOutput(id=1, success=False, message="3 requests live")
+        assert not front.manager._questions
+
+
+@pytest.mark.parametrize("cls", CONTROL)
+async def test_every_control_message_is_sent_as_it_is_but_for_its_id(cls: type[ControlReq]) -> None:
+    sample = next(message for message in SAMPLES.values() if type(message) is cls)
+    async with Front.serving() as front:
+
+        async def answer() -> None:
+            (question,) = await asked(front)
+            assert type(question) is cls
+            front.scheduler.post(question.output(id=question.id))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(answer)
+            assert isinstance(sample, ControlReq)
+            got = await front.manager.control(sample)
+        assert type(got) is cls.output
+
+
+async def test_answers_find_their_questions_in_any_order() -> None:
+    async with Front.serving() as front:
+        got: dict[str, ControlOutput | HeartbeatReq] = {}
+
+        async def flush() -> None:
+            got["flush"] = await front.manager.control(FlushCacheReqInput(id=0, deadline_s=9.0))
+
+        async def state() -> None:
+            got["state"] = await front.manager.control(GetInternalStateReq(id=0, deadline_s=8.0))
+
+        async def beat() -> None:
+            got["beat"] = await front.manager.heartbeat()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(flush)
+            await front.until(lambda: len(front.posted) == 1)
+            tasks.start_soon(state)
+            await front.until(lambda: len(front.posted) == 2)
+            tasks.start_soon(beat)
+            await front.until(lambda: len(front.posted) == 3)
+            assert front.sent() == [
+                FlushCacheReqInput(id=1, deadline_s=9.0),
+                GetInternalStateReq(id=2, deadline_s=8.0),
+                HeartbeatReq(id=3),
+            ]
+            front.scheduler.post(GetInternalStateReqOutput(id=2, internal_state={"x": 1}))
+            await front.until(lambda: "state" in got)
+            front.detokenizer.post(HeartbeatReq(id=3))
+            await front.until(lambda: "beat" in got)
+            front.scheduler.post(FlushCacheReqOutput(id=1))
+        assert got["state"] == GetInternalStateReqOutput(id=2, internal_state={"x": 1})
+        assert got["flush"] == FlushCacheReqOutput(id=1)
+
+
+async def test_control_does_not_wait_behind_requests() -> None:
+    async with Front.serving() as front, front.manager.generate(ask()):
+
+        async def answer() -> None:
+            await front.until(lambda: len(front.posted) == 2)
+            front.scheduler.post(GetInternalStateReqOutput(id=1))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(answer)
+            assert await front.manager.control(GetInternalStateReq(id=0)) == GetInternalStateReqOutput(id=1)
+
+
+# --- deadlines -------------------------------------------------------------------------------------
+
+
+async def test_without_an_answer_in_time_it_is_a_timeout_and_a_late_answer_is_dropped() -> None:
+    async with Front.serving() as front:
+        with pytest.raises(TimeoutError):
+            await front.manager.control(FlushCacheReqInput(id=0, deadline_s=0.0))
+        (question,) = await asked(front)
+        assert question == FlushCacheReqInput(id=1, deadline_s=0.0)
+        assert not front.manager._questions
+        front.scheduler.post(FlushCacheReqOutput(id=1))  # nobody waits for it any more
+        front.scheduler.post(GetInternalStateReqOutput(id=77))  # nobody ever asked
+
+        async def answer() -> None:
+            await front.until(lambda: len(front.posted) == 2)
+            front.scheduler.post(FlushCacheReqOutput(id=2))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(answer)
+            assert await front.manager.control(FlushCacheReqInput(id=0)) == FlushCacheReqOutput(id=2)
+        assert front.fault is None
+
+
+async def test_a_deadline_of_the_callers_travels_as_what_is_left_of_it() -> None:
+    async with Front.serving() as front:
+        with anyio.move_on_after(3600) as scope:
+
+            async def leave() -> None:
+                await front.until(lambda: len(front.posted) == 1)
+                scope.cancel()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(leave)
+                await front.manager.control(GetInternalStateReq(id=0))
+        assert scope.cancelled_caught
+        (question,) = await asked(front)
+        # Whoever serves the test has a deadline as well, which comes first.
+        assert question.deadline_s is not None
+        assert 0 < question.deadline_s < 3600
+
+
+async def test_a_deadline_that_is_over_travels_as_no_time_at_all() -> None:
+    async with Front.serving() as front:
+        with anyio.move_on_after(-1) as scope:
+            await front.manager.control(GetInternalStateReq(id=0))
+        assert scope.cancelled_caught
+        assert [question.deadline_s for question in front.sent() if isinstance(question, ControlReq)] == [0.0]
+
+
+async def test_without_any_deadline_none_travels() -> None:
+    front = Front()  # nobody serves it, so nobody bounds it
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(front.manager.control, GetInternalStateReq(id=0))
+        await front.until(lambda: len(front.posted) == 1)
+        assert front.sent() == [GetInternalStateReq(id=1)]
+        tasks.cancel_scope.cancel()
+
+
+# --- faults ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [FlushCacheReqOutput(id=1), GetInternalStateReqOutput(id=1)])
+async def test_an_answer_of_another_class_is_a_fault_of_the_scheduler(wrong: ControlOutput) -> None:
+    async with Front.serving() as front:
+        question = GetInternalStateReq(id=0) if isinstance(wrong, FlushCacheReqOutput) else None
+        async with anyio.create_task_group() as tasks:
+            if question is not None:
+                tasks.start_soon(front.manager.control, question)
+            else:
+                tasks.start_soon(front.manager.heartbeat)
+            await front.until(lambda: len(front.posted) == 1)
+            front.scheduler.post(wrong)
+            await front.until(lambda: front.fault is not None)
+            tasks.cancel_scope.cancel()
+        assert isinstance(front.fault, RemoteProtocolError)
+        expected = "GetInternalStateReqOutput" if question is not None else "HeartbeatReq"
+        assert str(front.fault) == f"{type(wrong).__name__} 1 came back, but {expected} was expected"
+
+
+async def test_what_goes_round_the_ring_does_not_answer_a_control_message() -> None:
+    async with Front.serving() as front:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(front.manager.control, GetInternalStateReq(id=0))
+            await front.until(lambda: len(front.posted) == 1)
+            front.detokenizer.post(FreezeGCReq(id=1))
+            await front.until(lambda: front.fault is not None)
+            tasks.cancel_scope.cancel()
+        assert "FreezeGCReq 1 came back" in str(front.fault)
+
+
+async def test_the_end_of_the_engine_is_the_answer_of_all_that_wait() -> None:
+    async with Front.serving() as front:
+        errors: list[EngineBroken] = []
+
+        async def expect() -> None:
+            with pytest.raises(EngineBroken) as caught:
+                await front.manager.control(GetInternalStateReq(id=0))
+            errors.append(caught.value)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(expect)
+            await front.until(lambda: len(front.posted) == 3)
+            front.manager.end(broken)
+        assert [error.exit_status for error in errors] == [-9] * 3
+        assert not front.manager._questions
+
+
+async def test_after_the_end_nothing_is_asked() -> None:
+    async with Front.serving() as front:
+        front.manager.shutdown()
+        front.sent()
+        with pytest.raises(EngineClosed):
+            await front.manager.control(GetInternalStateReq(id=0))
+        assert front.sent() == []

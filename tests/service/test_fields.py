@@ -1,0 +1,61 @@
+"""Every field of a JSON object is honoured, refused, or unknown; none is ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import Struct
+from starlette.applications import Starlette
+
+from tests.service.driver import call
+from vidette.api import UNSUPPORTED, UNSUPPORTED_SAMPLING
+from vidette.errors import UsageError
+from vidette.service.fields import Fields
+from vidette.service.native import ONLY_SGLANG, SAMPLING_ONLY_SGLANG
+from vidette_protocol.messages import GenerateReqInput, SamplingParams
+
+
+class Asked(Struct, frozen=True):
+    done: int = 1
+    later: int = 2
+
+
+def test_a_field_of_the_struct_may_be_refused() -> None:
+    """Then it is not read: a value that asks for nothing leaves the default."""
+    fields = Fields(Asked, {"later": (2, 3), "never": ()})
+    assert fields.decode(b'{"done": 5, "later": 3, "never": null}') == Asked(done=5)
+    for body, message in (
+        (b'{"later": 4}', "later is not supported yet; only 2 or 3 is accepted"),
+        (b'{"never": 4}', "never is not supported yet"),
+        (b'{"other": 4}', "there is no field 'other'; the fields are done"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            fields.decode(body)
+        assert str(caught.value) == message
+
+
+def test_a_reader_is_asked_before_the_type() -> None:
+    fields = Fields(Asked, {}, readers={"done": lambda raw, path: len(raw) + len(path)})
+    assert fields.decode(b'{"done": "four", "later": 5}') == Asked(done=10, later=5)
+
+
+def test_what_only_others_have_is_no_field_of_ours() -> None:
+    assert not ONLY_SGLANG.keys() & set(GenerateReqInput.__struct_fields__)
+    assert not SAMPLING_ONLY_SGLANG.keys() & set(SamplingParams.__struct_fields__)
+
+
+@pytest.mark.parametrize("field", [*UNSUPPORTED, *ONLY_SGLANG])
+async def test_what_is_not_supported_is_refused(app: Starlette, field: str) -> None:
+    await refused(app, {field: {"asks": "for something"}}, field)
+
+
+@pytest.mark.parametrize("field", [*UNSUPPORTED_SAMPLING, *SAMPLING_ONLY_SGLANG])
+async def test_sampling_that_is_not_supported_is_refused(app: Starlette, field: str) -> None:
+    await refused(app, {"sampling_params": {field: {"asks": "for something"}}}, f"sampling_params.{field}")
+
+
+async def refused(app: Starlette, fields: dict[str, Any], param: str) -> None:
+    done = await call(app, "/generate", {"text": "x", **fields})
+    assert done.status == 400
+    assert (done.error["param"], done.error["code"]) == (param, "unsupported_field")
