@@ -36,9 +36,11 @@ from vidette.errors import Error as Error
 from vidette.errors import ModelError as ModelError
 from vidette.errors import Overloaded as Overloaded
 from vidette.errors import RequestError as RequestError
+from vidette.errors import RequestReplaced as RequestReplaced
 from vidette.errors import UsageError as UsageError
 from vidette.front.stream import Completion as Completion
 from vidette.front.stream import Delta as Delta
+from vidette.front.stream import Group as Group
 from vidette.front.stream import Stream as Stream
 from vidette_protocol.messages import FinishReason as FinishReason
 from vidette_protocol.messages import GenerateReqInput as GenerateReqInput

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from operator import index
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import anyio
 import anyio.abc
@@ -23,7 +23,7 @@ from vidette.errors import EngineBroken, EngineClosed, UsageError
 from vidette.front import support
 from vidette.front.manager import TokenizerManager, Totals
 from vidette.front.offload import ThreadOffload
-from vidette.front.stream import Stream
+from vidette.front.stream import Group, Stream
 from vidette.models import ModelInfo, load_token_table, load_tokenizer, read_info, resolve
 from vidette_protocol.codec import Codec
 from vidette_protocol.messages import ControlOutput, ControlReq, GenerateReqInput, Ready, SamplingParams
@@ -106,6 +106,7 @@ class Engine:
         *,
         sampling_params: SamplingParams | Mapping[str, object] | None = None,
         rid: str | None = None,
+        on_duplicate: Literal["refuse", "replace"] = "refuse",
     ) -> AbstractAsyncContextManager[Stream]:
         """Generate text; the request lives exactly as long as the block.
 
@@ -119,6 +120,11 @@ class Engine:
             prompt: a text, token ids, or a whole request (then nothing else is given).
             sampling_params: how to sample; the names and defaults of SamplingParams.
             rid: a name for the request; None makes one. It can be used again as soon as the block is left.
+            on_duplicate: what to do while a request with this rid lives: "refuse" this one, or "replace" that
+                one, whose caller gets RequestReplaced.
+
+        A deadline of the caller's scope, such as of `anyio.fail_after`, holds for the request as well: the
+        scheduler ends it even if this loop is stuck.
 
         Raises (on entering):
             UsageError: the request cannot be served as it is.
@@ -126,7 +132,32 @@ class Engine:
             Overloaded: too many requests live.
             EngineBroken, EngineClosed: the engine serves no more.
         """
-        return self._manager.generate(_request(prompt, sampling_params, rid))
+        if on_duplicate not in ("refuse", "replace"):
+            raise UsageError(
+                f"on_duplicate is {on_duplicate!r}; it must be 'refuse' or 'replace'", param="on_duplicate"
+            )
+        request = _request(prompt, sampling_params, rid)
+        return self._manager.generate(request, replace=on_duplicate == "replace")
+
+    def generate_group(self, request: GenerateReqInput) -> AbstractAsyncContextManager[Group]:
+        """Generate several answers: to several prompts, or `n` to each; they live as long as the block.
+
+        They are taken in all or none, and leaving the block ends all that are left.
+
+        ```
+        request = GenerateReqInput(text=["one", "two"], sampling_params=SamplingParams(n=2))
+        async with engine.generate_group(request) as group:
+            for completion in await group.read():
+                print(completion.text)
+        ```
+
+        Args:
+            request: lists where there are several; see GenerateReqInput.
+
+        Raises (on entering):
+            UsageError, DuplicateRequest, Overloaded, EngineBroken, EngineClosed: as `generate`.
+        """
+        return self._manager.generate_group(request)
 
     async def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render a conversation with the model's template: a prompt for `generate()`.

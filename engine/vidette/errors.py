@@ -7,6 +7,7 @@ Error                         base; str() shows the offending value and says wha
  |   +- DuplicateRequest      the rid is in use by a request that still lives
  +- Overloaded                too much is waiting already; try again after `retry_after` seconds
  +- RequestError              this one request failed inside the engine; others are not touched
+ |   +- RequestReplaced       another request took its rid, as it was told to
  +- ModelError                a model file is missing, damaged or not supported
  +- EngineClosed              you closed the engine
  +- EngineBroken              a process of the engine ended, or a link to it broke
@@ -96,6 +97,21 @@ class Overloaded(Error):  # noqa: N818
 
 class RequestError(Error):
     """One request failed inside the engine, such as on logits that are not finite."""
+
+
+class RequestReplaced(RequestError):  # noqa: N818  what happened to it
+    """Another request with the same rid was told to take this one's place.
+
+    Args:
+        rid: of both.
+    """
+
+    status = 409
+    kind = "invalid_request_error"
+
+    def __init__(self, rid: str) -> None:
+        super().__init__(f"request {rid!r} was replaced by another one of that id")
+        self.rid = rid
 
 
 class ModelError(Error):

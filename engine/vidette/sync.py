@@ -103,9 +103,12 @@ class Engine:
         *,
         sampling_params: SamplingParams | Mapping[str, object] | None = None,
         rid: str | None = None,
+        on_duplicate: Literal["refuse", "replace"] = "refuse",
     ) -> Iterator[Stream]:
         """Generate text; the request lives exactly as long as the block. See `vidette.Engine.generate`."""
-        request = self._engine.generate(prompt, sampling_params=sampling_params, rid=rid)
+        request = self._engine.generate(
+            prompt, sampling_params=sampling_params, rid=rid, on_duplicate=on_duplicate
+        )
         stream = self._loop.enter(request)
         try:
             yield Stream(stream, self._loop)

@@ -94,9 +94,9 @@ class _LetsTheFloorRunAhead(FrontMachine):
 class _TellsOnlyTheStreaming(FrontMachine):
     """After a process has died, tells those that had heard something; the others wait on."""
 
-    def lost(self) -> list[Vid]:
+    def lost(self, replica: int | None = None) -> list[Vid]:
         streaming = [vid for vid in self._live if self.state(vid) is FrontState.LIVE]
-        return [vid for vid in super().lost() if vid in streaming]
+        return [vid for vid in super().lost(replica) if vid in streaming]
 
 
 # --- scheduler --------------------------------------------------------------------------------------------

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidette.errors import UsageError
-from vidette.front.support import check_supported
+from vidette.front.support import check_fields, check_supported
 from vidette_protocol.errors import InvalidInput
 from vidette_protocol.limits import Limits
 from vidette_protocol.messages import GenerateItem, GenerateReqInput, SamplingParams
 from vidette_protocol.messages.sampling import MAX_SEED
-from vidette_protocol.normalise import normalise_generate
+from vidette_protocol.normalise import Normalised, normalise_generate
 
 
 def check_request(
@@ -32,11 +32,33 @@ def check_request(
     Raises:
         UsageError: with the field and the value at fault.
     """
+    return check_supported(_normalise(request, new_rid, limits, vocab_size))
+
+
+def check_group_request(
+    request: GenerateReqInput, *, new_rid: Callable[[], str], limits: Limits, vocab_size: int
+) -> Normalised[GenerateItem]:
+    """Check everything that can be told before tokenising; return the answers that are to be made.
+
+    Args:
+        request: as for `check_request`, which has the other arguments as well.
+
+    Raises:
+        UsageError: with the field and the value at fault.
+    """
+    normalised = _normalise(request, new_rid, limits, vocab_size)
+    for item in normalised.items:
+        check_fields(item)
+    return normalised
+
+
+def _normalise(
+    request: GenerateReqInput, new_rid: Callable[[], str], limits: Limits, vocab_size: int
+) -> Normalised[GenerateItem]:
     try:
-        normalised = normalise_generate(request, new_rid=new_rid, limits=limits, vocab_size=vocab_size)
+        return normalise_generate(request, new_rid=new_rid, limits=limits, vocab_size=vocab_size)
     except InvalidInput as error:
         raise UsageError(str(error), param=error.param, code=error.code) from error
-    return check_supported(normalised)
 
 
 def _prompt_too_long(prompt_tokens: int, max_total_tokens: int) -> UsageError:

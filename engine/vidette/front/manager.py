@@ -18,18 +18,25 @@ import anyio.lowlevel
 import msgspec
 from msgspec import Struct
 
-from vidette.errors import DuplicateRequest, EngineClosed, Error, Overloaded, UsageError
-from vidette.front.checks import check_ids, check_known, check_request, settle_sampling
-from vidette.front.stream import Stream
+from vidette.errors import DuplicateRequest, EngineClosed, Error, Overloaded, RequestReplaced, UsageError
+from vidette.front.checks import (
+    check_group_request,
+    check_ids,
+    check_known,
+    check_request,
+    settle_sampling,
+)
+from vidette.front.stream import Group, Stream
 from vidette.models.interface import ModelInfo, Tokenizer
 from vidette.transport.link import Link
 from vidette_protocol.errors import DuplicateRid, RemoteProtocolError
 from vidette_protocol.ids import Rid, Vid
-from vidette_protocol.lifecycle import FrontMachine, end_of
+from vidette_protocol.lifecycle import FrontMachine, FrontState, end_of
 from vidette_protocol.limits import Limits
 from vidette_protocol.messages import (
     AbortReq,
     BatchStrOutput,
+    BatchTokenizedGenerateReqInput,
     ControlOutput,
     ControlReq,
     Failed,
@@ -129,8 +136,12 @@ class TokenizerManager:
     # --- requests ------------------------------------------------------------------
 
     @asynccontextmanager
-    async def generate(self, request: GenerateReqInput) -> AsyncGenerator[Stream]:
-        """Open a request; leaving the block, in whatever way, ends it.
+    async def generate(self, request: GenerateReqInput, *, replace: bool = False) -> AsyncGenerator[Stream]:
+        """Open a request for one answer; leaving the block, in whatever way, ends it.
+
+        Args:
+            request: one prompt, one answer.
+            replace: end a request that has the same rid, and take its place; else it is refused.
 
         Raises:
             UsageError: the request cannot be served as it is.
@@ -141,23 +152,84 @@ class TokenizerManager:
         self._check_open()
         item = check_request(request, new_rid=_new_rid, limits=self._limits, vocab_size=self.info.vocab_size)
         check_known(item.sampling_params, self._scheduler.unknown_there(SamplingParams))
-        rid = item.rid
-        vid = self._submit(rid)
+        vid = self._replace(item.rid) if replace else self._submit(item.rid)
+        stream: Stream | None = None
         try:
-            ids = await self._tokenise(item)
-            params = settle_sampling(item.sampling_params, len(ids) // 4, self.ready.max_total_tokens)
+            (message,) = await self._prepare([vid], [item])
             # From here to the yield nothing awaits: the route exists before the scheduler can answer.
-            self._check_open()
-            message = TokenizedGenerateReqInput(
-                vid=vid, floor=self._machine.floor, rid=rid, input_ids=ids, sampling_params=params
-            )
+            self._check_unsent(message)
             self._scheduler.post(message)
-            self._machine.send(vid)
-            self.totals.submitted += 1
-            stream = self._routes[vid] = Stream(rid, vid, len(ids) // 4)
+            stream = self._begin(message)
             yield stream
         finally:  # no await in here: nothing of it can be cancelled
-            self._leave(vid)
+            self._leave(vid if stream is None else stream.vid)
+
+    @asynccontextmanager
+    async def generate_group(self, request: GenerateReqInput) -> AsyncGenerator[Group]:
+        """Open a request for several answers; leaving the block, in whatever way, ends all of them.
+
+        They are taken in all or none: if one cannot be served, none is.
+
+        Raises:
+            UsageError, DuplicateRequest, Overloaded, EngineBroken, EngineClosed: as `generate`.
+        """
+        self._check_open()
+        checked = check_group_request(
+            request, new_rid=_new_rid, limits=self._limits, vocab_size=self.info.vocab_size
+        )
+        items = checked.items
+        for item in items:
+            check_known(item.sampling_params, self._scheduler.unknown_there(SamplingParams))
+        vids = self._submit_group([item.rid for item in items])
+        streams: tuple[Stream, ...] = ()
+        try:
+            messages: list[TokenizedGenerateReqInput] = []
+            for start in range(0, len(items), checked.n):
+                answers = slice(start, start + checked.n)
+                messages += await self._prepare(vids[answers], items[answers])
+            # From here to the yield nothing awaits, as above.
+            for message in messages:
+                self._check_unsent(message)
+            self._scheduler.post(BatchTokenizedGenerateReqInput(reqs=messages))
+            streams = tuple(map(self._begin, messages))
+            yield Group(streams, n=checked.n, single=checked.single)
+        finally:  # no await in here, as above
+            for vid in [stream.vid for stream in streams] or vids:
+                self._leave(vid)
+
+    async def _prepare(
+        self, vids: Sequence[Vid], items: Sequence[GenerateItem]
+    ) -> list[TokenizedGenerateReqInput]:
+        """Return what is sent for the answers to one prompt, which is tokenised once."""
+        ids = await self._tokenise(items[0])
+        left = anyio.current_effective_deadline() - anyio.current_time()
+        return [
+            TokenizedGenerateReqInput(
+                vid=vid,
+                floor=self._machine.floor,
+                rid=item.rid,
+                input_ids=ids,
+                sampling_params=settle_sampling(
+                    item.sampling_params, len(ids) // 4, self.ready.max_total_tokens
+                ),
+                deadline_s=None if left == math.inf else max(0.0, left),
+            )
+            for vid, item in zip(vids, items, strict=True)
+        ]
+
+    def _check_unsent(self, message: TokenizedGenerateReqInput) -> None:
+        """Check that a request which was tokenised meanwhile is still to be sent."""
+        self._check_open()
+        if self._machine.state(Vid(message.vid)) is FrontState.OVER:
+            raise RequestReplaced(message.rid)
+
+    def _begin(self, message: TokenizedGenerateReqInput) -> Stream:
+        """Note that a request was sent; return what its caller reads."""
+        vid = Vid(message.vid)
+        self._machine.send(vid)
+        self.totals.submitted += 1
+        stream = self._routes[vid] = Stream(message.rid, vid, len(message.input_ids) // 4)
+        return stream
 
     async def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render a conversation with the model's template, off the loop.
@@ -175,9 +247,9 @@ class TokenizerManager:
         finally:
             self._rendering -= 1
 
-    def _check_room(self) -> None:
+    def _check_room(self, more: int = 1) -> None:
         live = len(self._machine) + self._rendering
-        if live >= self._max_requests:
+        if live + more > self._max_requests:
             raise Overloaded(f"{live} requests live; at most {self._max_requests} may")
 
     def _submit(self, rid: str) -> Vid:
@@ -186,6 +258,27 @@ class TokenizerManager:
             return self._machine.submit(Rid(rid))
         except DuplicateRid as error:
             raise DuplicateRequest(rid) from error
+
+    def _submit_group(self, rids: Sequence[str]) -> tuple[Vid, ...]:
+        self._check_room(len(rids))
+        try:
+            return self._machine.submit_group(list(map(Rid, rids)))
+        except DuplicateRid as error:
+            raise DuplicateRequest(error.rid) from error
+
+    def _replace(self, rid: str) -> Vid:
+        holder = self._machine.holder(Rid(rid))
+        self._check_room(0 if holder is not None else 1)
+        vid, replaced = self._machine.replace(Rid(rid))
+        if replaced is not None:
+            # Its block is still to be left, by its own task, which then finds nothing more to do.
+            if replaced.post:
+                self._scheduler.post(AbortReq(vid=replaced.vid, floor=self._machine.floor))
+                self.totals.aborted += 1
+            stream = self._routes.get(replaced.vid)
+            if stream is not None:
+                stream.fail(lambda: RequestReplaced(rid))
+        return vid
 
     def _leave(self, vid: Vid) -> None:
         """End a request from the caller's side; nothing happens if it is over."""

@@ -1,4 +1,4 @@
-"""What a caller holds of a request: `Stream`, fed by the router, read by the caller."""
+"""What a caller holds of a request: `Stream`, fed by the router, read by the caller; or a `Group` of them."""
 
 from __future__ import annotations
 
@@ -76,6 +76,7 @@ class Stream:
         self._taken_ids: list[int] = []
         self._ended = False
         self._waiting = False
+        self._listener: Callable[[], None] | None = None
 
     # --- the caller's side -------------------------------------------------------
 
@@ -167,6 +168,16 @@ class Stream:
                 self._waiting = False
 
     @property
+    def ready(self) -> bool:
+        """Whether the next delta, or what ends the stream, can be taken without waiting."""
+        return not self._ended and self._has_news
+
+    @property
+    def done(self) -> bool:
+        """Whether the last delta, or the error in its place, was taken."""
+        return self._ended
+
+    @property
     def _has_news(self) -> bool:
         return bool(self._ids or self._texts) or self._reason is not None or self._failure is not None
 
@@ -178,10 +189,59 @@ class Stream:
             self._texts.append(row.text)
         self._ids.extend(row.token_ids)
         self._reason = row.reason
-        self._news.set()
+        self._tell()
 
     def fail(self, failure: Callable[[], Error]) -> None:
         """End the stream with an error, made anew for whoever waits; a stream that has its end keeps it."""
         if self._reason is None:
             self._failure = failure
-            self._news.set()
+            self._tell()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have something called whenever there is news; it replaces what was called before."""
+        self._listener = listener
+
+    def _tell(self) -> None:
+        self._news.set()
+        if self._listener is not None:
+            self._listener()
+
+
+class Group:
+    """The answers to a request for several, each a stream of its own; one that fails leaves the others alone.
+
+    Attributes:
+        streams: prompt after prompt, the `n` answers to one prompt together.
+        n: answers to each prompt.
+        single: whether one answer was asked for, to one prompt that was no list.
+    """
+
+    def __init__(self, streams: tuple[Stream, ...], *, n: int, single: bool) -> None:
+        self.streams = streams
+        self.n = n
+        self.single = single
+        self._news = anyio.Event()
+        for stream in streams:
+            stream.listen(self._note)
+
+    async def read(self) -> list[Completion]:
+        """Wait for the end of all of them, and return them in their order.
+
+        Raises:
+            RequestError: one failed inside the engine; to hear of the others, read the streams one by one.
+            EngineBroken, EngineClosed: as `Stream.read`.
+        """
+        return [await stream.read() for stream in self.streams]
+
+    async def wait_ready(self) -> tuple[int, ...]:
+        """Wait until some have something to take; return their places. None: all were read to their ends."""
+        await anyio.lowlevel.checkpoint()
+        while True:
+            self._news = anyio.Event()
+            ready = tuple(place for place, stream in enumerate(self.streams) if stream.ready)
+            if ready or all(stream.done for stream in self.streams):
+                return ready
+            await self._news.wait()
+
+    def _note(self) -> None:
+        self._news.set()

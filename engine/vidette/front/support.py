@@ -84,7 +84,7 @@ SAMPLING_REFUSED: Final = MappingProxyType[str, Neutral](
 
 
 def check_supported(request: Normalised[GenerateItem]) -> GenerateItem:
-    """Return the one item of a request that asks for nothing else than is supported.
+    """Return the item of a request for one answer, that asks for nothing else than is supported.
 
     Raises:
         UsageError: it asks for more, with the field at fault.
@@ -97,13 +97,22 @@ def check_supported(request: Normalised[GenerateItem]) -> GenerateItem:
             "text" if item.text is not None else "input_ids" if item.input_ids is not None else "input_embeds"
         )
         raise UsageError(
-            f"{field} is a list of several: one prompt per request for now",
+            f"{field} is a list of several: one prompt per request here; `generate_group` takes several",
             param=field,
             code="unsupported_field",
         )
+    check_fields(item)
+    return item
+
+
+def check_fields(item: GenerateItem) -> None:
+    """Check that an item asks for nothing else than is supported.
+
+    Raises:
+        UsageError: it asks for more, with the field at fault.
+    """
     _check_fields(item, REFUSED)
     _check_fields(item.sampling_params, SAMPLING_REFUSED)
-    return item
 
 
 def _check_fields(struct: Struct, refused: Mapping[str, Neutral]) -> None:

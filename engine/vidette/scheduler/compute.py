@@ -76,7 +76,7 @@ class ComputeThread:
                     if effects.stop:
                         self._flush_all()
                         return
-                    self._rest(busy=effects.busy)
+                    self._rest(effects)
         finally:
             self._sink.close()
 
@@ -100,12 +100,15 @@ class ComputeThread:
         if effects.over:
             self._tell(effects.over)
 
-    def _rest(self, *, busy: bool) -> None:
-        """Wait for the bell, unless there is something to do at once."""
+    def _rest(self, effects: Effects) -> None:
+        """Wait for the bell or the next deadline, unless there is something to do at once."""
         parked = not self._sink.flush()
-        if self._commands or self._stopped or (busy and not self._sink.full):
+        if self._commands or self._stopped or (effects.busy and not self._sink.full):
             return
-        self._bell.wait(writable=self._sink.fileno() if parked else None)
+        self._bell.wait(
+            writable=self._sink.fileno() if parked else None,
+            seconds=None if effects.wake_at is None else max(0.0, effects.wake_at - self._clock()),
+        )
 
     def _flush_all(self) -> None:
         while not self._stopped and not self._sink.flush():

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from vidette.models.interface import BLOCK_SIZE, Model, StepPlan
 from vidette.scheduler.blocks import BlockPool
+from vidette.scheduler.deadlines import Deadlines
 from vidette.scheduler.policy import Budget, decide
 from vidette.scheduler.sampler import NOT_FINITE, SampleRows, sample
 from vidette.scheduler.support import find_unsupported
@@ -44,6 +45,12 @@ Command = TokenizedGenerateReqInput | AbortReq | HeartbeatReq | FreezeGCReq | Sh
 """What a step takes: the front's messages, as they came."""
 
 ABORTED: Final = FinishReason("abort", message="the caller ended the request")
+EXPIRED: Final = FinishReason(
+    "error", message="its deadline passed", status_code=504, err_type="deadline_exceeded"
+)
+DEADLINE_GRACE: Final = 0.1
+"""Seconds that a deadline is passed before a request is ended here. The front has it end by itself, which it
+knows better; this is for a front that is stuck."""
 
 
 class Effects(NamedTuple):
@@ -53,6 +60,7 @@ class Effects(NamedTuple):
         messages: to the detokenizer.
         over: vids that ended.
         busy: whether the next step has something to compute; if not, wait for a command.
+        wake_at: when the next step is due even if nothing is computed and no command comes; None: never.
         freeze_gc: whether to collect garbage once and freeze what is left.
         stop: whether this was the last step.
     """
@@ -60,6 +68,7 @@ class Effects(NamedTuple):
     messages: list[Message]
     over: list[Vid]
     busy: bool
+    wake_at: float | None = None
     freeze_gc: bool = False
     stop: bool = False
 
@@ -86,6 +95,7 @@ class StepLoop:
         self._blocks: BlockPool[Vid] = BlockPool(num_blocks)
         self._waiting: OrderedDict[Vid, _Sequence] = OrderedDict()
         self._running: dict[Vid, _Sequence] = {}
+        self._deadlines = Deadlines()
         self._steps = 0
         self.max_total_tokens = min(model.info.context_len, num_blocks * BLOCK_SIZE)
         """Most tokens of prompt and output together that one request may have."""
@@ -99,10 +109,11 @@ class StepLoop:
             now: seconds on the caller's clock.
             launch: whether a batch may be launched; False while the reader of the output lags behind.
         """
-        del now  # nothing is timed yet; deadlines will be
         told = _Told()
         for command in commands:
-            self._apply(command, told)
+            self._apply(command, now, told)
+        for vid in self._deadlines.passed(now):
+            self._end(self._machine.expire(vid), EXPIRED, told)
         if told.rows or told.questions:
             return self._effects(told)
         if launch and (self._waiting or self._running):
@@ -122,11 +133,11 @@ class StepLoop:
 
     # --- commands --------------------------------------------------------------
 
-    def _apply(self, command: Command, told: _Told) -> None:
+    def _apply(self, command: Command, now: float, told: _Told) -> None:
         match command:
             case TokenizedGenerateReqInput():
                 self._machine.pass_floor(Vid(command.floor))
-                self._admit(command, told)
+                self._admit(command, now, told)
             case AbortReq():
                 self._machine.pass_floor(Vid(command.floor))
                 self._abort(command, told)
@@ -147,21 +158,27 @@ class StepLoop:
             if vid <= abort.vid and front_of(vid) == front_of(Vid(abort.vid)):
                 self._end(self._machine.abort(vid), reason, told)
 
-    def _admit(self, request: TokenizedGenerateReqInput, told: _Told) -> None:
+    def _admit(self, request: TokenizedGenerateReqInput, now: float, told: _Told) -> None:
         vid = Vid(request.vid)
-        _check_ids(request, self._model.info.vocab_size)
-        ended = self._machine.request(vid)
-        if ended is not None:
-            self._end(ended, ABORTED, told)
+        for name, ids in (("token ids", request.token_ids), ("output ids", request.resumed_ids)):
+            _check_ids(vid, name, ids, self._model.info.vocab_size)
+        resumed = tuple(request.resumed_ids)
+        said = self._machine.request(vid, len(resumed))
+        if said is not None and said.end is not None:
+            self._end(said, ABORTED, told)
             return
+        if said is not None:
+            told.rows.append(TokenRow(vid, 0, resumed))
+        if request.deadline_s is not None:
+            self._deadlines.set(vid, now + request.deadline_s + DEADLINE_GRACE)
         new_tokens = request.sampling_params.max_new_tokens
         assert new_tokens is not None, "decoding has checked that the front set it"
         total = len(request.token_ids) + new_tokens
         unsupported = find_unsupported(request)
         if unsupported is not None:
             self._end(self._machine.reject(vid), FinishReason("error", message=unsupported), told)
-        elif new_tokens == 0:
-            self._end(self._machine.reject(vid), FinishReason("length", length=0), told)
+        elif new_tokens <= len(resumed):
+            self._end(self._machine.reject(vid), FinishReason("length", length=new_tokens), told)
         elif total > self.max_total_tokens:
             message = f"prompt and max_new_tokens are {total} tokens; at most {self.max_total_tokens} fit"
             self._end(self._machine.reject(vid), FinishReason("error", message=message), told)
@@ -176,6 +193,7 @@ class StepLoop:
         self._blocks.release(row.vid)
         self._waiting.pop(row.vid, None)
         self._running.pop(row.vid, None)
+        self._deadlines.drop(row.vid)
         told.rows.append(TokenRow(row.vid, row.offset, (), reason))
         told.over.append(row.vid)
 
@@ -221,6 +239,7 @@ class StepLoop:
         told.rows.append(TokenRow(row.vid, row.offset, (token,) if count else (), reason))
         if row.end is not None:
             self._blocks.release(row.vid)
+            self._deadlines.drop(row.vid)
             del self._running[row.vid]
             told.over.append(row.vid)
 
@@ -241,7 +260,8 @@ class StepLoop:
                 case ShutdownReq():
                     stop = True
                     messages.append(question)
-        return Effects(messages, told.over, bool(self._waiting or self._running), freeze, stop)
+        busy = bool(self._waiting or self._running)
+        return Effects(messages, told.over, busy, self._deadlines.next, freeze, stop)
 
 
 class _Told:
@@ -268,12 +288,14 @@ class _Sequence:
         self.params = params
         self.max_new_tokens = params.max_new_tokens
         self.tokens: NDArray[np.int32] = np.empty(len(prompt) + self.max_new_tokens, dtype=np.int32)
+        resumed: NDArray[np.int32] = np.frombuffer(request.resumed_ids, dtype=np.int32)
         self.tokens[: len(prompt)] = prompt
-        self.length = len(prompt)
+        self.tokens[len(prompt) : len(prompt) + len(resumed)] = resumed
+        self.length = len(prompt) + len(resumed)
         """Tokens known: the prompt and what was made."""
         self.computed = 0
         """Tokens whose keys and values are in the pool."""
-        self.made = 0
+        self.made = len(resumed)
         """Output tokens."""
         self.block_table: NDArray[np.int32] = np.zeros(self.blocks_needed, dtype=np.int32)
 
@@ -307,11 +329,11 @@ class _Sequence:
         return None
 
 
-def _check_ids(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
-    ids = np.frombuffer(request.input_ids, dtype=np.int32)
-    if ids.min() < 0 or ids.max() >= vocab_size:
+def _check_ids(vid: Vid, name: str, column: memoryview, vocab_size: int) -> None:
+    ids = np.frombuffer(column, dtype=np.int32)
+    if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
         raise RemoteProtocolError(
-            f"vid {request.vid} has token ids from {ids.min()} to {ids.max()}; "
+            f"vid {vid} has {name} from {ids.min()} to {ids.max()}; "
             f"those of the vocabulary are 0 to {vocab_size - 1}"
         )
 

@@ -16,6 +16,7 @@ from vidette_protocol.messages import SamplingParams, TokenizedGenerateReqInput
 
 HONOURED: Final = frozenset(
     {"vid", "floor", "rid", "input_ids", "input_text", "sampling_params", "stream", "logprob_start_len"}
+    | {"deadline_s", "resumed_output_ids"}
     # There is no prefix cache yet, so every namespace of it is kept apart, and no tenant competes.
     | {"extra_key", "cache_salt", "routing_key"}
 )
@@ -40,7 +41,8 @@ def _asked(struct: Struct, cls: type[Struct], honoured: frozenset[str]) -> Itera
     """Yield the fields that are not honoured and have another value than their default."""
     defaults = dict(zip(reversed(cls.__struct_fields__), reversed(cls.__struct_defaults__), strict=False))
     for name, value in msgspec.structs.asdict(struct).items():
-        # By identity as well: a default of None is asked for nothing, and an array has no plain equality.
-        if name not in honoured and value is not defaults[name]:
-            if defaults[name] is None or value != defaults[name]:
-                yield name
+        # By identity first: against a default of None any value asks for something, and arrays have no
+        # plain equality.
+        usual = defaults.get(name)
+        if name not in honoured and value is not usual and (usual is None or value != usual):
+            yield name

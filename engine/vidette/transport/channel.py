@@ -164,18 +164,8 @@ class Channel:
         while (frame := self._reader.pop()) is None:
             if self._outbox.nbytes:
                 self._flush_quietly()  # before it waits for an answer, and sooner than the writer would
-            try:
-                with self._reader.buffer() as buffer:
-                    if self._expects_descriptor:
-                        count = self._receive_with_descriptor(buffer)
-                    else:
-                        count = self._sock.recv_into(buffer)
-            except BlockingIOError:
-                self._unwaited = 0
-                await anyio.wait_readable(self._sock)
-                continue
-            except OSError as error:
-                raise LinkClosed(str(error)) from error
+            with self._reader.buffer() as buffer:
+                count = await self._read(buffer)
             if count == 0:
                 # In the middle of a frame as well: that is how the death of a process looks from here.
                 where = ", in the middle of a frame" if self._reader.partial else ""
@@ -186,6 +176,18 @@ class Channel:
             if self._unwaited >= FRAMES_PER_CHECKPOINT:
                 await self._give_turn()  # cancelled here, what has come stays in the reader
         return frame
+
+    async def _read(self, buffer: memoryview) -> int:
+        while True:
+            try:
+                if self._expects_descriptor:
+                    return self._receive_with_descriptor(buffer)
+                return self._sock.recv_into(buffer)
+            except BlockingIOError:
+                self._unwaited = 0
+                await anyio.wait_readable(self._sock)
+            except OSError as error:
+                raise LinkClosed(str(error)) from error
 
     def close(self) -> None:
         """Close this end; idempotent. Nobody may be waiting in `receive()`."""

@@ -192,7 +192,12 @@ class Outbox:
                     sent = sock.sendmsg(self._first(BUFFERS_PER_SEND), (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return False
-            self._drop(sent)
+            if sent < self.nbytes:
+                self._drop(sent)
+            else:
+                self._gone += len(self._buffers)
+                self._buffers.clear()
+                self.nbytes = 0
         return True
 
     def close(self) -> None:
@@ -218,10 +223,6 @@ class Outbox:
 
     def _drop(self, sent: int) -> None:
         self.nbytes -= sent
-        if not self.nbytes:
-            self._gone += len(self._buffers)
-            self._buffers.clear()
-            return
         while sent:
             head = memoryview(self._buffers[0])
             if sent < len(head):

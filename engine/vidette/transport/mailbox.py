@@ -6,6 +6,7 @@ behind a deque: posting costs one append and one system call and cannot block.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 from collections import deque
@@ -58,17 +59,20 @@ class Bell:
         """Wake the thread, now or when it next waits."""
         os.eventfd_write(self._fd, 1)
 
-    def wait(self, writable: int | None = None) -> None:
+    def wait(self, writable: int | None = None, seconds: float | None = None) -> None:
         """Block until the bell has rung since the last wait.
 
         Args:
             writable: a descriptor to watch as well; return when it can be written.
+            seconds: return after so long at the latest; None: however long it takes.
         """
-        if writable is not None:
+        if writable is not None or seconds is not None:
             poll = select.poll()
             poll.register(self._fd, select.POLLIN)
-            poll.register(writable, select.POLLOUT)
-            if not any(fd == self._fd for fd, _ in poll.poll()):
+            if writable is not None:
+                poll.register(writable, select.POLLOUT)
+            timeout = None if seconds is None else math.ceil(seconds * 1000)
+            if not any(fd == self._fd for fd, _ in poll.poll(timeout)):
                 return
         os.eventfd_read(self._fd)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vidette_protocol.messages.base import BaseBatchReq, BaseReq
-from vidette_protocol.messages.columns import Listed, view_i32
+from vidette_protocol.messages.base import BaseBatchReq, BaseReq, Seconds
+from vidette_protocol.messages.columns import EMPTY, Listed, view_i32
 from vidette_protocol.messages.multimodal import MultimodalProcessorOutput, PositionalEmbeds
 from vidette_protocol.messages.sampling import SamplingParams, check_sampling
 from vidette_protocol.messages.sessions import SessionParams
@@ -38,6 +38,10 @@ class TokenizedGenerateReqInput(BaseReq, tag=Tag.TOKENIZED_GENERATE, kw_only=Tru
         priority: a higher one is served first.
         extra_key: namespace of the prefix cache.
         cache_salt: secret of the prefix cache's namespace.
+        deadline_s: seconds from sending until the caller stops waiting; None: it waits as long as it takes.
+            The scheduler ends the request a little later, should the front not have done so.
+        resumed_output_ids: packed int32, what another scheduler had made of this request when it died; it is
+            said again as one row at offset 0, and counts for everything as if it had been made here.
     """
 
     rid: str
@@ -62,18 +66,30 @@ class TokenizedGenerateReqInput(BaseReq, tag=Tag.TOKENIZED_GENERATE, kw_only=Tru
     priority: int = 0
     extra_key: str | None = None
     cache_salt: str | None = None
+    deadline_s: Seconds | None = None
+    resumed_output_ids: memoryview | None = None
 
     @property
     def token_ids(self) -> memoryview:
         """The prompt as a view of int32."""
         return view_i32(self.input_ids)
 
+    @property
+    def resumed_ids(self) -> memoryview:
+        """What was made before, as a view of int32."""
+        return view_i32(EMPTY if self.resumed_output_ids is None else self.resumed_output_ids)
+
     def check_columns(self) -> str | None:
         """Return in a sentence what the front must not have sent, or None."""
         params = self.sampling_params
         if params.max_new_tokens is None or params.sampling_seed is None or params.n != 1:
             return "max_new_tokens or sampling_seed is not set, or n is not 1"
-        return _check_ids(self.input_ids) or _check_ids(self.token_ids_logprob) or check_sampling(params)
+        return (
+            _check_ids(self.input_ids)
+            or _check_ids(self.token_ids_logprob)
+            or _check_ids(self.resumed_output_ids)
+            or check_sampling(params)
+        )
 
 
 class TokenizedEmbeddingReqInput(BaseReq, tag=Tag.TOKENIZED_EMBEDDING, kw_only=True, frozen=True):

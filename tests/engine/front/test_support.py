@@ -152,5 +152,8 @@ def test_sampling_that_asks_for_nothing_is_accepted(field: str) -> None:
 def test_a_list_of_prompts_is_refused(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(UsageError) as caught:
         check(**fields)
-    assert str(caught.value) == f"{field} is a list of several: one prompt per request for now"
+    assert (
+        str(caught.value)
+        == f"{field} is a list of several: one prompt per request here; `generate_group` takes several"
+    )
     assert (caught.value.param, caught.value.code) == (field, "unsupported_field")

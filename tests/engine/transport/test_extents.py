@@ -53,7 +53,10 @@ class Model:
 
 SIZES = st.lists(
     st.one_of(
-        st.integers(0, 7 * GRANULE), st.integers(0, 7).map(lambda n: n * GRANULE), st.just(PAGES * GRANULE)
+        st.integers(1, 2 * GRANULE),
+        st.integers(0, 7 * GRANULE),
+        st.integers(0, 7).map(lambda n: n * GRANULE),
+        st.just(PAGES * GRANULE),
     ),
     min_size=1,
     max_size=4,
@@ -111,3 +114,22 @@ def test_an_extent_begins_at_a_granule() -> None:
 def test_memory_has_whole_granules(nbytes: int) -> None:
     with pytest.raises(ValueError, match="no whole number of granules"):
         Extents(nbytes)
+
+
+def test_nothing_is_taken_of_a_message_that_fits_in_no_two_gaps() -> None:
+    extents = Extents(6 * GRANULE)
+    first, second, third = (starts[0] for starts in (extents.take([2 * GRANULE]) for _ in range(3)) if starts)
+    extents.give(first, 2 * GRANULE)
+    extents.give(third, 2 * GRANULE)
+    before = extents.gaps
+    # There is room for all of it together, and for each alone.
+    assert extents.take([GRANULE, 2 * GRANULE, GRANULE]) == [first, third, first + GRANULE]
+    extents.give(first, GRANULE)
+    extents.give(third, 2 * GRANULE)
+    extents.give(first + GRANULE, GRANULE)
+    assert extents.take([GRANULE, 2 * GRANULE, 1, 0]) is None
+    assert extents.take([GRANULE, 3 * GRANULE]) is None
+    assert extents.gaps == before
+    assert extents.free == 4 * GRANULE
+    extents.give(second, 2 * GRANULE)
+    assert extents.take([6 * GRANULE]) == [0]

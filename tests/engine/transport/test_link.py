@@ -172,7 +172,7 @@ async def test_the_end_of_the_channel_is_the_end_of_the_link(ends: Ends) -> None
 
 
 async def test_what_an_older_end_does_not_know_is_known_here() -> None:
-    """Fields of a map that ours has appended: a scheduler would refuse the message, so a front has to know."""
+    """Fields of a map that ours has appended: a scheduler would refuse it, so a front must know."""
     ours, theirs = MemoryChannel.pair()
     link = Link(ours, FRONT, role="front", peer="scheduler")
     peer = Link(theirs, SCHEDULER, role="scheduler", peer="front")
