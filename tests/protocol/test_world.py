@@ -177,7 +177,7 @@ def test_an_unknown_action_is_refused() -> None:
 
 
 class _Crashing(SchedulerMachine):
-    def request(self, vid: Vid, resumed: int = 0) -> None:
+    def request(self, vid: Vid, resumed: int = 0) -> None:  # noqa: ARG002  as in the base
         raise KeyError(vid)
 
 

@@ -76,6 +76,7 @@ PURE = {
         "__future__",
         "abc",
         "array",
+        "bisect",
         "collections",
         "dataclasses",
         "enum",

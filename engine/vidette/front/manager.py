@@ -155,9 +155,9 @@ class TokenizerManager:
         vid = self._replace(item.rid) if replace else self._submit(item.rid)
         stream: Stream | None = None
         try:
-            (message,) = await self._prepare([vid], [item])
+            prompt = await self._tokenise(item)
             # From here to the yield nothing awaits: the route exists before the scheduler can answer.
-            self._check_unsent(message)
+            message = self._prepare(vid, item, prompt)
             self._scheduler.post(message)
             stream = self._begin(message)
             yield stream
@@ -183,13 +183,12 @@ class TokenizerManager:
         vids = self._submit_group([item.rid for item in items])
         streams: tuple[Stream, ...] = ()
         try:
-            messages: list[TokenizedGenerateReqInput] = []
-            for start in range(0, len(items), checked.n):
-                answers = slice(start, start + checked.n)
-                messages += await self._prepare(vids[answers], items[answers])
+            prompts = [await self._tokenise(item) for item in items[:: checked.n]]
             # From here to the yield nothing awaits, as above.
-            for message in messages:
-                self._check_unsent(message)
+            messages = [
+                self._prepare(vid, item, prompts[place // checked.n])
+                for place, (vid, item) in enumerate(zip(vids, items, strict=True))
+            ]
             self._scheduler.post(BatchTokenizedGenerateReqInput(reqs=messages))
             streams = tuple(map(self._begin, messages))
             yield Group(streams, n=checked.n, single=checked.single)
@@ -197,31 +196,22 @@ class TokenizerManager:
             for vid in [stream.vid for stream in streams] or vids:
                 self._leave(vid)
 
-    async def _prepare(
-        self, vids: Sequence[Vid], items: Sequence[GenerateItem]
-    ) -> list[TokenizedGenerateReqInput]:
-        """Return what is sent for the answers to one prompt, which is tokenised once."""
-        ids = await self._tokenise(items[0])
-        left = anyio.current_effective_deadline() - anyio.current_time()
-        return [
-            TokenizedGenerateReqInput(
-                vid=vid,
-                floor=self._machine.floor,
-                rid=item.rid,
-                input_ids=ids,
-                sampling_params=settle_sampling(
-                    item.sampling_params, len(ids) // 4, self.ready.max_total_tokens
-                ),
-                deadline_s=None if left == math.inf else max(0.0, left),
-            )
-            for vid, item in zip(vids, items, strict=True)
-        ]
-
-    def _check_unsent(self, message: TokenizedGenerateReqInput) -> None:
-        """Check that a request which was tokenised meanwhile is still to be sent."""
+    def _prepare(self, vid: Vid, item: GenerateItem, prompt: memoryview) -> TokenizedGenerateReqInput:
+        """Return what is to be sent now of a request that was tokenised meanwhile, if it is still to be sent."""
         self._check_open()
-        if self._machine.state(Vid(message.vid)) is FrontState.OVER:
-            raise RequestReplaced(message.rid)
+        if self._machine.state(vid) is FrontState.OVER:
+            raise RequestReplaced(item.rid)
+        left = anyio.current_effective_deadline() - anyio.current_time()
+        return TokenizedGenerateReqInput(
+            vid=vid,
+            floor=self._machine.floor,
+            rid=item.rid,
+            input_ids=prompt,
+            sampling_params=settle_sampling(
+                item.sampling_params, len(prompt) // 4, self.ready.max_total_tokens
+            ),
+            deadline_s=None if left == math.inf else max(0.0, left),
+        )
 
     def _begin(self, message: TokenizedGenerateReqInput) -> Stream:
         """Note that a request was sent; return what its caller reads."""

@@ -36,11 +36,8 @@ class Deadlines:
 
     def drop(self, vid: Vid) -> None:
         """Forget a vid's deadline; nothing if it has none."""
-        if self._when.pop(vid, None) is None:
-            return
-        if len(self._heap) > 2 * len(self._when) + SLACK:
-            self._heap = [(when, vid) for vid, when in self._when.items()]
-            heapq.heapify(self._heap)
+        if self._when.pop(vid, None) is not None:
+            self._compact()
 
     def passed(self, now: float) -> list[Vid]:
         """Return the vids whose deadline has passed, the earliest first, and forget them."""
@@ -50,7 +47,13 @@ class Deadlines:
             if self._when.get(vid) == when:
                 del self._when[vid]
                 due.append(vid)
+        self._compact()
         return due
+
+    def _compact(self) -> None:
+        if len(self._heap) > 2 * len(self._when) + SLACK:
+            self._heap = [(when, vid) for vid, when in self._when.items()]
+            heapq.heapify(self._heap)
 
     @property
     def next(self) -> float | None:

@@ -6,7 +6,7 @@
 - `mailbox`  `Mailbox`, objects from any thread to a loop, and `Bell`, which wakes a thread
 - `link`     `Link`, messages over a channel, and the handshake that opens it
 - `bulk`     how a link carries large arrays and tensors
-- `arena`    memory for them that both processes share; `extents`, pure, says what of it is free
+- `arena`    memory for them that both processes share
 - `sink`     how the compute thread sends by itself
 - `capture`  what passed a link, in a file
 - `shm_pointer`, `cuda_ipc`  tensors that a message only points at

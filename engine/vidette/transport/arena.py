@@ -18,14 +18,13 @@ import mmap
 import os
 import threading
 import weakref
-from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from io import FileIO
 from typing import Final, NamedTuple
 
-from vidette.transport.extents import GRANULE, Extents, whole
-from vidette_protocol.errors import DecodeError, LocalProtocolError, RemoteProtocolError
+from vidette_protocol.errors import RemoteProtocolError
+from vidette_protocol.lifecycle.credits import BorrowMachine, CreditMachine, Extent
 
 ARENA_BYTES: Final = 64 * 1024 * 1024
 """How long an arena is unless a link is told otherwise."""
@@ -50,20 +49,6 @@ class ArenaStatistics(NamedTuple):
     used_bytes: int = 0
 
 
-class Extent:
-    """A stretch of an arena, from when it is taken until it is given back."""
-
-    __slots__ = ("lent", "nbytes", "start")
-
-    def __init__(self, start: int, nbytes: int) -> None:
-        self.start: Final = start
-        self.nbytes: Final = nbytes
-        self.lent = False
-
-    def __repr__(self) -> str:
-        return f"<Extent {self.start}+{self.nbytes}{' lent' if self.lent else ''}>"
-
-
 class Arena:
     """The producer's side, and the ledger of what its peer holds. Used by one thread.
 
@@ -79,7 +64,7 @@ class Arena:
     def __init__(self, nbytes: int = ARENA_BYTES) -> None:
         if nbytes > MAX_ARENA_BYTES:
             raise ValueError(f"an arena of {nbytes} bytes; {MAX_ARENA_BYTES} are allowed")
-        self._extents = Extents(nbytes)
+        self._ledger = CreditMachine(nbytes)
         self._file: FileIO | None = _make_memory(nbytes)
         try:
             self._memory = mmap.mmap(
@@ -89,12 +74,11 @@ class Arena:
             self._file.close()
             raise
         self._address = ctypes.addressof(ctypes.c_ubyte.from_buffer(self._memory))
-        self._out: dict[int, Extent] = {}
 
     @property
     def nbytes(self) -> int:
         """How long it is."""
-        return self._extents.nbytes
+        return self._ledger.nbytes
 
     def take_file(self) -> FileIO:
         """Return the descriptor to pass to the other side, once; whoever takes it closes it."""
@@ -104,12 +88,7 @@ class Arena:
 
     def take(self, sizes: Sequence[int]) -> list[Extent] | None:
         """Take an extent of each size, or none of them if they do not all fit just now."""
-        starts = self._extents.take(sizes)
-        if starts is None:
-            return None
-        taken = [Extent(start, nbytes) for start, nbytes in zip(starts, sizes, strict=True)]
-        self._out.update((extent.start, extent) for extent in taken)
-        return taken
+        return self._ledger.take(sizes)
 
     def view(self, extent: Extent) -> memoryview:
         """Return the bytes of an extent; the view keeps the memory, though not the extent."""
@@ -126,29 +105,23 @@ class Arena:
         Raises:
             LocalProtocolError: it is not.
         """
-        extent = self._out.get(offset) or next(
-            (one for one in self._out.values() if one.start <= offset < one.start + one.nbytes), None
-        )
-        if extent is None or extent.lent:
-            raise LocalProtocolError("memory of an arena is used after it was sent or given back")
-        return extent
+        return self._ledger.find(offset)
 
     def holds(self, extent: Extent) -> bool:
         """Return whether an extent is taken and not lent."""
-        return self._out.get(extent.start) is extent and not extent.lent
+        return self._ledger.holds(extent)
 
-    def lend(self, extents: Iterable[Extent]) -> None:
-        """Note that a message which names these extents was posted."""
-        for extent in extents:
-            assert self.holds(extent)
-            extent.lent = True
+    def lend(self, extents: Sequence[Extent]) -> None:
+        """Note that a message which names these extents is being posted.
+
+        Raises:
+            LocalProtocolError: one of them was sent or given back before.
+        """
+        self._ledger.lend(extents)
 
     def release(self, extents: Iterable[Extent]) -> bool:
         """Give back those of the extents that were not lent; return whether there were any."""
-        dropped = [extent for extent in extents if self.holds(extent)]
-        for extent in dropped:
-            self._give_back(extent)
-        return bool(dropped)
+        return self._ledger.release(extents)
 
     def credit(self, offsets: Sequence[int]) -> None:
         """Note that the other side is done with extents.
@@ -159,30 +132,21 @@ class Arena:
         Raises:
             RemoteProtocolError: one of them is not lent, or not any more.
         """
-        for offset in offsets:
-            extent = self._out.get(offset)
-            if extent is None or not extent.lent:
-                raise RemoteProtocolError(f"a credit for byte {offset} of an arena, which is not lent")
-            self._give_back(extent)
+        self._ledger.credit(offsets, self._ledger.generation)
 
     def statistics(self) -> ArenaStatistics:
         """Return what is given out."""
-        lent = sum(extent.lent for extent in self._out.values())
-        used = self._extents.nbytes - self._extents.free
-        return ArenaStatistics(self.nbytes, len(self._out) - lent, lent, used)
+        ledger = self._ledger
+        used = ledger.nbytes - ledger.free
+        return ArenaStatistics(ledger.nbytes, len(ledger) - ledger.lent, ledger.lent, used)
 
     def close(self) -> None:
         """Free all that the peer held, as when it is gone; idempotent. Views keep the memory they view."""
-        for extent in list(self._out.values()):
-            self._give_back(extent)
+        self._ledger.close()
         if self._file is not None:
             self._file.close()
             self._file = None
         _unmap(self._memory)
-
-    def _give_back(self, extent: Extent) -> None:
-        del self._out[extent.start]
-        self._extents.give(extent.start, extent.nbytes)
 
 
 _BOTH: Final = mmap.PROT_READ | mmap.PROT_WRITE
@@ -212,9 +176,8 @@ def _unmap(memory: mmap.mmap) -> None:
 class Loan(weakref.ref[ctypes.Array[ctypes.c_ubyte]]):
     """An extent as the consumer sees it: a reference to what all views of its bytes hold on to."""
 
-    __slots__ = ("end", "start")
-    start: int
-    end: int
+    __slots__ = ("extent",)
+    extent: Extent
 
 
 class BorrowedArena:
@@ -240,11 +203,10 @@ class BorrowedArena:
                 )
             except OSError as error:
                 raise RemoteProtocolError(f"an arena cannot be mapped: {error}") from error
-        self._nbytes = nbytes
         self._writable = writable
         self._returns = _Returns()
-        self._starts: list[int] = []  # of what is borrowed, in order
-        self._loans: dict[int, Loan] = {}
+        self._held = BorrowMachine(nbytes)
+        self._loans: dict[int, Loan] = {}  # kept, or nobody would hear of their ends
 
     def borrow(self, offset: int, nbytes: int) -> tuple[memoryview, Loan]:
         """Return the bytes of an extent that a message names, and what `give_back` takes.
@@ -254,20 +216,12 @@ class BorrowedArena:
         Raises:
             DecodeError: there is no such extent, or part of it is borrowed already.
         """
-        end = offset + whole(nbytes)
-        if offset % GRANULE or nbytes < 1 or end > self._nbytes:
-            raise DecodeError(f"{nbytes} bytes at {offset} of an arena of {self._nbytes}")
-        after = bisect_right(self._starts, offset)
-        if (after and self._loans[self._starts[after - 1]].end > offset) or (
-            after < len(self._starts) and self._starts[after] < end
-        ):
-            raise DecodeError(f"{nbytes} bytes at {offset} of an arena are lent twice")
+        extent = self._held.borrow(offset, nbytes)
         # Whatever views these bytes holds on to this object, slices of slices as well, and only to this.
         anchor = (ctypes.c_ubyte * nbytes).from_buffer(self._memory, offset)
         loan = Loan(anchor, self._returns.add)
-        loan.start, loan.end = offset, end
-        insort(self._starts, offset)
-        self._loans[offset] = loan
+        loan.extent = extent
+        self._loans[extent.serial] = loan
         view = memoryview(anchor).cast("B")
         return view if self._writable else view.toreadonly(), loan
 
@@ -277,18 +231,15 @@ class BorrowedArena:
 
     def take_returned(self) -> list[int]:
         """Return where the extents begin whose last view has died since the last call: credits to send."""
-        returned = []
         for loan in self._returns.take():
-            if self._loans.get(loan.start) is loan:  # else it was given back before its last view died
-                del self._loans[loan.start]
-                del self._starts[bisect_right(self._starts, loan.start) - 1]
-                returned.append(loan.start)
-        return returned
+            self._loans.pop(loan.extent.serial, None)
+            self._held.give_back(loan.extent)
+        return self._held.credits()
 
     @property
     def borrowed(self) -> int:
         """How many extents are viewed, or not yet taken note of as returned."""
-        return len(self._starts)
+        return len(self._held)
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when something is returned."""

@@ -17,9 +17,8 @@ import anyio
 import anyio.lowlevel
 from anyio import to_thread
 
-from vidette.transport.arena import ARENA_BYTES, Arena, ArenaStatistics, BorrowedArena, Extent, Loan
+from vidette.transport.arena import ARENA_BYTES, Arena, ArenaStatistics, BorrowedArena, Loan
 from vidette.transport.channel import Channel, FrameChannel
-from vidette.transport.extents import whole
 from vidette_protocol.codec import Codec
 from vidette_protocol.errors import LocalProtocolError, RemoteProtocolError
 from vidette_protocol.ext import new_array
@@ -27,6 +26,8 @@ from vidette_protocol.ext.bundle import Part, is_bundle, join_bundle, length_of,
 from vidette_protocol.ext.dtypes import TORCH_DTYPES
 from vidette_protocol.ext.layout import nbytes_of
 from vidette_protocol.ext.outside import OUTSIDE_BYTES
+from vidette_protocol.lifecycle.credits import Extent
+from vidette_protocol.lifecycle.extents import whole
 from vidette_protocol.limits import Limits
 from vidette_protocol.messages import Message
 from vidette_protocol.messages.bulk import ArenaCredit, ArenaOffer

@@ -10,12 +10,15 @@ import math
 import os
 import select
 from collections import deque
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
 
 T = TypeVar("T")
+
+LONGEST_WAIT: Final = 3600.0
+"""Seconds after which a wait with a time limit returns in any case: poll(2) takes no more than 24 days."""
 
 
 class Mailbox(Generic[T]):
@@ -64,14 +67,15 @@ class Bell:
 
         Args:
             writable: a descriptor to watch as well; return when it can be written.
-            seconds: return after so long at the latest; None: however long it takes.
+            seconds: return after so long at the latest, or sooner, where that is longer than LONGEST_WAIT;
+                None: however long it takes.
         """
         if writable is not None or seconds is not None:
             poll = select.poll()
             poll.register(self._fd, select.POLLIN)
             if writable is not None:
                 poll.register(writable, select.POLLOUT)
-            timeout = None if seconds is None else math.ceil(seconds * 1000)
+            timeout = None if seconds is None else math.ceil(min(seconds, LONGEST_WAIT) * 1000)
             if not any(fd == self._fd for fd, _ in poll.poll(timeout)):
                 return
         os.eventfd_read(self._fd)

@@ -18,9 +18,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vidette.transport.arena import MAX_ARENA_BYTES, SEALS, Arena, ArenaStatistics, BorrowedArena, Extent
-from vidette.transport.extents import GRANULE, whole
+from vidette.transport.arena import MAX_ARENA_BYTES, SEALS, Arena, ArenaStatistics, BorrowedArena
 from vidette_protocol.errors import DecodeError, LocalProtocolError, RemoteProtocolError
+from vidette_protocol.lifecycle.credits import Extent
+from vidette_protocol.lifecycle.extents import GRANULE, whole
 
 PAGES = 16
 SIZE = PAGES * GRANULE

@@ -23,13 +23,13 @@ import vidette.transport.bulk as bulk_module
 from vidette.transport.arena import ArenaStatistics
 from vidette.transport.bulk import COPY_BYTES, THRESHOLD_BYTES, BulkOptions, Room
 from vidette.transport.channel import Channel, socket_pair
-from vidette.transport.extents import GRANULE
 from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
 from vidette.transport.memory import MemoryChannel
 from vidette_protocol.codec import Codec
 from vidette_protocol.errors import DecodeError, LocalProtocolError, RemoteProtocolError
 from vidette_protocol.ext.bundle import join_bundle
+from vidette_protocol.lifecycle.extents import GRANULE
 from vidette_protocol.messages import Message
 
 DEADLINE = 20.0

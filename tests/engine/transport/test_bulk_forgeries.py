@@ -19,11 +19,11 @@ import pytest
 from vidette.transport.arena import SEALS
 from vidette.transport.bulk import BulkOptions, Room
 from vidette.transport.channel import Channel, socket_pair
-from vidette.transport.extents import GRANULE
 from vidette.transport.link import Link
 from vidette_protocol.codec import Codec
 from vidette_protocol.errors import DecodeError, RemoteProtocolError
 from vidette_protocol.ext.bundle import Part, join_bundle
+from vidette_protocol.lifecycle.extents import GRANULE
 from vidette_protocol.messages import Message
 from vidette_protocol.messages.bulk import ArenaCredit, ArenaOffer
 from vidette_protocol.messages.columns import pack_i64
