@@ -197,7 +197,7 @@ class TokenizerManager:
                 self._leave(vid)
 
     def _prepare(self, vid: Vid, item: GenerateItem, prompt: memoryview) -> TokenizedGenerateReqInput:
-        """Return what is to be sent now of a request that was tokenised meanwhile, if it is still to be sent."""
+        """Return what is to be sent now of a request that was tokenised meanwhile; raise if nothing is."""
         self._check_open()
         if self._machine.state(vid) is FrontState.OVER:
             raise RequestReplaced(item.rid)

@@ -147,7 +147,13 @@ def foretell(
 
 
 def request(
-    vid: int, prompt: Iterable[int] = (5, 6, 7), *, floor: int = 0, **params: Any
+    vid: int,
+    prompt: Iterable[int] = (5, 6, 7),
+    *,
+    floor: int = 0,
+    deadline_s: float | None = None,
+    resumed: Sequence[int] | None = None,
+    **params: Any,
 ) -> TokenizedGenerateReqInput:
     """Return a request as the front sends it: greedy and short unless told otherwise."""
     settled = {"temperature": 0.0, "max_new_tokens": 4, "sampling_seed": 0, **params}
@@ -157,6 +163,8 @@ def request(
         rid=f"rid of {vid}",
         input_ids=pack_i32(prompt),
         sampling_params=SamplingParams(**settled),
+        deadline_s=deadline_s,
+        resumed_output_ids=None if resumed is None else pack_i32(resumed),
     )
 
 
@@ -197,10 +205,12 @@ class Driver:
             self.model, num_blocks=num_blocks, step_tokens=step_tokens, max_running=max_running
         )
         self.heard = Heard()
+        self.now = 0.0
+        """The clock, which the tests turn by hand."""
 
     def step(self, *commands: Command, launch: bool = True) -> Effects:
         """Take one step."""
-        effects = self.loop.step(commands, 0.0, launch=launch)
+        effects = self.loop.step(commands, self.now, launch=launch)
         for message in effects.messages:
             if isinstance(message, BatchTokenIDOutput):
                 self.heard.hear(message)
