@@ -10,6 +10,9 @@ Each role has one machine here. A machine is values in, values out: no clock, no
 `async`, no logging. Its state changes in one synchronous call that returns what to do; the shell around it
 (a process, a simulation, a test) does it afterwards. So a cancellation between the two loses nothing.
 
+Two more machines stand beside these: `CallMachine`, for control calls and their answers, and `LinkMachine`,
+for what may come when at one end of a link.
+
 What fits in a table is in the table at the top of each file; what does not is code below it.
 
 A request ends by one *ending row*, made by the scheduler, which travels the rest of the ring in-band. The
@@ -22,10 +25,17 @@ Illegal input is loud and sided: `LocalProtocolError` when this side did it, `Re
 other side did. Any other exception is a bug of the machine.
 """
 
+from vidette_protocol.lifecycle.control import CallId as CallId
+from vidette_protocol.lifecycle.control import CallMachine as CallMachine
+from vidette_protocol.lifecycle.control import CallState as CallState
 from vidette_protocol.lifecycle.detokenizer import DetokenizerMachine as DetokenizerMachine
 from vidette_protocol.lifecycle.front import FrontMachine as FrontMachine
 from vidette_protocol.lifecycle.front import FrontState as FrontState
 from vidette_protocol.lifecycle.front import How as How
+from vidette_protocol.lifecycle.front import Move as Move
+from vidette_protocol.lifecycle.front import Replaced as Replaced
+from vidette_protocol.lifecycle.link import LinkMachine as LinkMachine
+from vidette_protocol.lifecycle.link import LinkState as LinkState
 from vidette_protocol.lifecycle.rows import End as End
 from vidette_protocol.lifecycle.rows import Row as Row
 from vidette_protocol.lifecycle.rows import end_of as end_of

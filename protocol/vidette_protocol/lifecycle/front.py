@@ -10,10 +10,18 @@ States of one vid:
 
 The rid's slot is free again from the moment of the abort: the next use of it is another vid, so nothing
 still in flight can be mistaken for it.
+
+A *group* is several vids that were submitted together, all or none, and are aborted together. It has an id of
+its own; a vid of it ends by itself as any other does.
+
+A request is sent to one *replica*. When that dies, what its callers wait for can be *moved*: the old vid is
+over, and the next one takes its place, rid slot and group included, to be sent to another replica. It is a
+new life, from offset 0; that the caller has heard the beginning of it before is for the caller's side to know.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Self
 
@@ -40,6 +48,7 @@ class FrontEvent(Enum):
     TEXT = "text"
     END = "end"
     LOST = "lost"
+    MOVE = "move"
 
 
 class How(Enum):
@@ -51,6 +60,8 @@ class How(Enum):
     """By an ending row: nothing of it can follow."""
     LOST = "lost"
     """A process died: what still comes is late, not wrong."""
+    MOVED = "moved"
+    """A process died, and another vid goes on in its place."""
 
 
 FRONT_TABLE: Final[dict[tuple[FrontState, FrontEvent], FrontState]] = {
@@ -61,10 +72,12 @@ FRONT_TABLE: Final[dict[tuple[FrontState, FrontEvent], FrontState]] = {
     (FrontState.SENT, FrontEvent.TEXT): FrontState.LIVE,
     (FrontState.SENT, FrontEvent.END): FrontState.OVER,
     (FrontState.SENT, FrontEvent.LOST): FrontState.OVER,
+    (FrontState.SENT, FrontEvent.MOVE): FrontState.OVER,
     (FrontState.LIVE, FrontEvent.ABORT): FrontState.CLOSING,
     (FrontState.LIVE, FrontEvent.TEXT): FrontState.LIVE,
     (FrontState.LIVE, FrontEvent.END): FrontState.OVER,
     (FrontState.LIVE, FrontEvent.LOST): FrontState.OVER,
+    (FrontState.LIVE, FrontEvent.MOVE): FrontState.OVER,
     (FrontState.CLOSING, FrontEvent.ABORT): FrontState.CLOSING,
     (FrontState.CLOSING, FrontEvent.TEXT): FrontState.CLOSING,
     (FrontState.CLOSING, FrontEvent.END): FrontState.OVER,
@@ -72,10 +85,31 @@ FRONT_TABLE: Final[dict[tuple[FrontState, FrontEvent], FrontState]] = {
 }
 
 
+class Replaced(NamedTuple):
+    """What became of the holder of a rid that another request took over.
+
+    Args:
+        vid: the former holder; its caller has to be told.
+        post: whether an AbortReq has to be posted.
+    """
+
+    vid: Vid
+    post: bool
+
+
+class Move(NamedTuple):
+    """A request that goes on under another vid."""
+
+    old: Vid
+    new: Vid
+
+
 class _Entry(NamedTuple):
     state: FrontState
     rid: Rid
-    offset: int
+    offset: int = 0
+    replica: int = 0
+    group: Vid | None = None
 
 
 class FrontMachine:
@@ -86,7 +120,7 @@ class FrontMachine:
         remembered: how many ended vids to remember the end of.
     """
 
-    __slots__ = ("_ended", "_front_id", "_issued", "_live", "_remembered", "_slots", "dropped")
+    __slots__ = ("_ended", "_front_id", "_groups", "_issued", "_live", "_remembered", "_slots", "dropped")
 
     def __init__(self, *, front_id: int = 0, remembered: int = 4096) -> None:
         self._front_id = front_id
@@ -94,6 +128,7 @@ class FrontMachine:
         self._issued = 0
         self._live: dict[Vid, _Entry] = {}
         self._slots: dict[Rid, Vid] = {}
+        self._groups: dict[Vid, tuple[Vid, ...]] = {}
         self._ended: dict[Vid, How] = {}
         self.dropped = 0
         """Rows that came for callers who were gone."""
@@ -106,14 +141,43 @@ class FrontMachine:
         """
         if rid in self._slots:
             raise DuplicateRid(rid)
-        vid = make_vid(self._front_id, self._issued)
-        self._issued += 1
-        self._live[vid] = _Entry(FrontState.NEW, rid, 0)
-        self._slots[rid] = vid
-        return vid
+        return self._issue(rid, None)
 
-    def send(self, vid: Vid) -> None:
-        """Note that the request goes to the scheduler now.
+    def replace(self, rid: Rid) -> tuple[Vid, Replaced | None]:
+        """Take a rid's slot as `submit` does; a request that holds it is aborted.
+
+        Returns:
+            The vid, and what was replaced.
+        """
+        holder = self._slots.get(rid)
+        replaced = None if holder is None else Replaced(holder, self.abort(holder))
+        return self._issue(rid, None), replaced
+
+    def submit_group(self, rids: Sequence[Rid]) -> tuple[Vid, ...]:
+        """Take the slots of several rids, all or none, and issue a vid for each; the first is the group's id.
+
+        Raises:
+            DuplicateRid: a slot is taken, or named twice.
+            LocalProtocolError: there is no rid.
+        """
+        if not rids:
+            raise LocalProtocolError("a group has at least one request")
+        seen = set(self._slots)
+        for rid in rids:
+            if rid in seen:
+                raise DuplicateRid(rid)
+            seen.add(rid)
+        group = make_vid(self._front_id, self._issued)
+        vids = tuple(self._issue(rid, group) for rid in rids)
+        self._groups[group] = vids
+        return vids
+
+    def send(self, vid: Vid, replica: int = 0) -> None:
+        """Note that the request goes to a scheduler now.
+
+        Args:
+            vid: which.
+            replica: number of the scheduler and its detokenizer.
 
         Raises:
             LocalProtocolError: it was sent before, or is over.
@@ -121,7 +185,7 @@ class FrontMachine:
         entry = self._live.get(vid)
         if entry is None or entry.state is not FrontState.NEW:
             raise LocalProtocolError(f"vid {vid} cannot be sent: it is {self.state(vid).value}")
-        self._move(vid, entry, FrontEvent.SEND)
+        self._move(vid, entry._replace(replica=replica), FrontEvent.SEND)
 
     def abort(self, vid: Vid) -> bool:
         """Note that the caller's scope has ended; idempotent, and silent when the request is over.
@@ -133,6 +197,14 @@ class FrontMachine:
         if entry is None or entry.state is FrontState.CLOSING:
             return False
         return self._move(vid, entry, FrontEvent.ABORT) is FrontState.CLOSING
+
+    def abort_group(self, group: Vid) -> list[Vid]:
+        """Note that the caller of a group has left; as `abort` of each of its vids.
+
+        Returns:
+            The vids of which an AbortReq has to be posted.
+        """
+        return [vid for vid in self._groups.get(group, ()) if self.abort(vid)]
 
     def receive(self, vid: Vid, offset: int, count: int, end: End | None) -> Vid | None:
         """Judge a row that came from the detokenizer.
@@ -163,16 +235,45 @@ class FrontMachine:
             return None
         return vid
 
-    def lost(self) -> list[Vid]:
-        """Note that a process of the ring has died.
+    def lost(self, replica: int | None = None) -> list[Vid]:
+        """Note that a replica has died and that what it had does not go on.
+
+        Args:
+            replica: which; None: the last one, so that what was not sent yet ends as well.
 
         Returns:
             The vids whose callers are still there and have to be told.
         """
-        told = [vid for vid, entry in self._live.items() if entry.state is not FrontState.CLOSING]
-        for vid, entry in list(self._live.items()):
+        told = []
+        for vid, entry in self._of(replica):
+            if entry.state is not FrontState.CLOSING:
+                told.append(vid)
             self._move(vid, entry, FrontEvent.LOST)
         return told
+
+    def moved(self, replica: int) -> list[Move]:
+        """Note that a replica has died, and issue a vid for each request that goes on elsewhere.
+
+        Whose caller has left does not go on. The new vids are to be sent.
+        """
+        moves = []
+        for vid, entry in self._of(replica):
+            if entry.state is FrontState.CLOSING:
+                self._move(vid, entry, FrontEvent.LOST)
+                continue
+            group = entry.group
+            siblings = () if group is None else self._groups[group]
+            self._move(vid, entry, FrontEvent.MOVE)
+            new = self._issue(entry.rid, group)
+            if group is not None:  # in the place of the old one, which has just left
+                self._groups[group] = tuple(new if sibling == vid else sibling for sibling in siblings)
+            moves.append(Move(vid, new))
+        return moves
+
+    def replica_of(self, vid: Vid) -> int | None:
+        """The replica that a live vid was sent to; None if it was not sent, or is over."""
+        entry = self._live.get(vid)
+        return None if entry is None or entry.state is FrontState.NEW else entry.replica
 
     @property
     def floor(self) -> Vid:
@@ -202,6 +303,7 @@ class FrontMachine:
         twin._issued = self._issued
         twin._live = self._live.copy()
         twin._slots = self._slots.copy()
+        twin._groups = self._groups.copy()
         twin._ended = self._ended.copy()
         twin.dropped = self.dropped
         return twin
@@ -209,7 +311,21 @@ class FrontMachine:
     def key(self) -> tuple[object, ...]:
         """Return a hashable picture: equal for machines that behave alike from here on."""
         slots = frozenset(self._slots.items())
-        return (self._issued, slots, *self._live.items(), *self._ended.items())
+        return (self._issued, slots, *self._groups.items(), *self._live.items(), *self._ended.items())
+
+    def _issue(self, rid: Rid, group: Vid | None) -> Vid:
+        vid = make_vid(self._front_id, self._issued)
+        self._issued += 1
+        self._live[vid] = _Entry(FrontState.NEW, rid, group=group)
+        self._slots[rid] = vid
+        return vid
+
+    def _of(self, replica: int | None) -> list[tuple[Vid, _Entry]]:
+        return [
+            (vid, entry)
+            for vid, entry in self._live.items()
+            if replica is None or (entry.replica == replica and entry.state is not FrontState.NEW)
+        ]
 
     def _receive_absent(self, vid: Vid) -> None:
         if front_of(vid) != self._front_id or count_of(vid) >= self._issued:
@@ -227,9 +343,19 @@ class FrontMachine:
         if state is FrontState.OVER:
             del self._live[vid]
             self._remember(vid, _HOW[event])
+            self._leave_group(vid, entry.group)
         else:
             self._live[vid] = entry._replace(state=state)
         return state
+
+    def _leave_group(self, vid: Vid, group: Vid | None) -> None:
+        if group is None:
+            return
+        left = tuple(sibling for sibling in self._groups[group] if sibling != vid)
+        if left:
+            self._groups[group] = left
+        else:
+            del self._groups[group]
 
     def _remember(self, vid: Vid, how: How) -> None:
         self._ended[vid] = how
@@ -237,4 +363,9 @@ class FrontMachine:
             del self._ended[next(iter(self._ended))]
 
 
-_HOW: Final = {FrontEvent.ABORT: How.UNSENT, FrontEvent.END: How.ENDED, FrontEvent.LOST: How.LOST}
+_HOW: Final = {
+    FrontEvent.ABORT: How.UNSENT,
+    FrontEvent.END: How.ENDED,
+    FrontEvent.LOST: How.LOST,
+    FrontEvent.MOVE: How.MOVED,
+}

@@ -2,11 +2,15 @@
 
 States of one vid:
 
-    WAITING   admitted, holds no blocks
+    WAITING   admitted, holds no blocks; new, or retracted with the tokens it has made
     RUNNING   holds blocks, in no batch at this moment
     LAUNCHED  in a batch on the device
-    FREEING   aborted while in a batch on the device: freed when the batch lands, its output is dropped
+    FREEING   aborted or expired while in a batch on the device: freed when the batch lands, its output is
+              dropped
     (over)    in no table
+
+A request that another scheduler had begun comes with the tokens it has made: it is said again, as one row at
+offset 0, so that a detokenizer which has never heard of it can begin, and goes on behind them.
 
 A vid that is absent is new, over, or was aborted before it came. The last ones that ended are remembered, so
 that an abort which crossed the end is silence. An abort of any other absent vid leaves a *tombstone*: with
@@ -40,22 +44,29 @@ class SchedulerEvent(Enum):
     """What can happen to one vid in the scheduler."""
 
     ABORT = "abort"
+    EXPIRE = "expire"
     LAUNCH = "launch"
     LAND = "land"
     END = "end"
     REJECT = "reject"
+    RETRACT = "retract"
 
 
 SCHEDULER_TABLE: Final[dict[tuple[SchedulerState, SchedulerEvent], SchedulerState]] = {
     (SchedulerState.WAITING, SchedulerEvent.ABORT): SchedulerState.OVER,
+    (SchedulerState.WAITING, SchedulerEvent.EXPIRE): SchedulerState.OVER,
     (SchedulerState.WAITING, SchedulerEvent.LAUNCH): SchedulerState.LAUNCHED,
     (SchedulerState.WAITING, SchedulerEvent.REJECT): SchedulerState.OVER,
     (SchedulerState.RUNNING, SchedulerEvent.ABORT): SchedulerState.OVER,
+    (SchedulerState.RUNNING, SchedulerEvent.EXPIRE): SchedulerState.OVER,
+    (SchedulerState.RUNNING, SchedulerEvent.RETRACT): SchedulerState.WAITING,
     (SchedulerState.RUNNING, SchedulerEvent.LAUNCH): SchedulerState.LAUNCHED,
     (SchedulerState.LAUNCHED, SchedulerEvent.ABORT): SchedulerState.FREEING,
+    (SchedulerState.LAUNCHED, SchedulerEvent.EXPIRE): SchedulerState.FREEING,
     (SchedulerState.LAUNCHED, SchedulerEvent.LAND): SchedulerState.RUNNING,
     (SchedulerState.LAUNCHED, SchedulerEvent.END): SchedulerState.OVER,
     (SchedulerState.FREEING, SchedulerEvent.ABORT): SchedulerState.FREEING,
+    (SchedulerState.FREEING, SchedulerEvent.EXPIRE): SchedulerState.FREEING,
     (SchedulerState.FREEING, SchedulerEvent.LAND): SchedulerState.OVER,
 }
 
@@ -63,6 +74,8 @@ SCHEDULER_TABLE: Final[dict[tuple[SchedulerState, SchedulerEvent], SchedulerStat
 class _Entry(NamedTuple):
     state: SchedulerState
     offset: int
+    end: End = End.FINISH
+    """How it will end, once it is FREEING."""
 
 
 class SchedulerMachine:
@@ -83,8 +96,15 @@ class SchedulerMachine:
         self._ended: dict[Vid, None] = {}
         self._tombstones: dict[Vid, None] = {}
 
-    def request(self, vid: Vid) -> Row | None:
+    def request(self, vid: Vid, resumed: int = 0) -> Row | None:
         """Admit a request; one that was aborted before it came ends here.
+
+        Args:
+            vid: its vid.
+            resumed: output tokens that it has made already, elsewhere.
+
+        Returns:
+            The ending row of one that was aborted; the tokens of one that is resumed, said again.
 
         Raises:
             RemoteProtocolError: the vid is live, or was.
@@ -95,8 +115,8 @@ class SchedulerMachine:
             del self._tombstones[vid]
             self._remember(vid)
             return Row(vid, 0, 0, End.ABORT)
-        self._live[vid] = _Entry(SchedulerState.WAITING, 0)
-        return None
+        self._live[vid] = _Entry(SchedulerState.WAITING, resumed)
+        return Row(vid, 0, resumed, None) if resumed else None
 
     def abort(self, vid: Vid) -> Row | None:
         """Apply an abort: no batch that launches later contains the vid.
@@ -110,6 +130,30 @@ class SchedulerMachine:
                 self._tombstones[vid] = None
             return None
         return self._move(vid, entry, SchedulerEvent.ABORT, count=0, end=End.ABORT)
+
+    def expire(self, vid: Vid) -> Row | None:
+        """Apply a deadline that has passed; as an abort, but the request ends by itself.
+
+        Returns:
+            The ending row, unless the vid is in a batch on the device (then landing makes it) or absent.
+        """
+        entry = self._live.get(vid)
+        if entry is None:
+            return None
+        return self._move(vid, entry, SchedulerEvent.EXPIRE, count=0, end=End.FINISH)
+
+    def retract(self, vid: Vid) -> None:
+        """Put a running request back among the waiting ones: its blocks are needed, its tokens are kept.
+
+        Raises:
+            LocalProtocolError: it is not running, or in a batch on the device.
+        """
+        entry = self._live.get(vid)
+        if entry is None or entry.state is not SchedulerState.RUNNING:
+            raise LocalProtocolError(f"vid {vid} cannot be retracted: it is {self.state(vid).value}")
+        # Last in the order of arrival from here on: whoever schedules decides about its turn.
+        del self._live[vid]
+        self._live[vid] = entry._replace(state=SchedulerState.WAITING)
 
     def reject(self, vid: Vid) -> Row:
         """End a waiting request that cannot be served, with a reason of its own.
@@ -163,7 +207,7 @@ class SchedulerMachine:
         if entry is None or entry.state not in _ON_DEVICE:
             raise LocalProtocolError(f"vid {vid} cannot land: it is {self.state(vid).value}")
         if entry.state is SchedulerState.FREEING:
-            return self._move(vid, entry, SchedulerEvent.LAND, count=0, end=End.ABORT)
+            return self._move(vid, entry, SchedulerEvent.LAND, count=0, end=entry.end)
         event = SchedulerEvent.END if end else SchedulerEvent.LAND
         return self._move(vid, entry, event, count=count, end=End.FINISH)
 
@@ -223,7 +267,9 @@ class SchedulerMachine:
             del self._live[vid]
             self._remember(vid)
             return Row(vid, entry.offset, count, end)
-        self._live[vid] = _Entry(state, entry.offset + count)
+        # An abort is an abort, whether the deadline passed before it or after.
+        kept = End.ABORT if End.ABORT in (end, entry.end) and state is SchedulerState.FREEING else End.FINISH
+        self._live[vid] = _Entry(state, entry.offset + count, kept)
         return Row(vid, entry.offset, count, None) if count else None
 
     def _remember(self, vid: Vid) -> None:
