@@ -49,6 +49,7 @@ fuzz: $(VENV)/.installed-dev  ## try to break the protocol in three ways, for SE
 
 reference: $(VENV)/.installed  ## draw the generated parts of docs/reference anew
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_mutants.py
 
 # Torch stays: of that, only the release that was tested will do.
 constraints:  ## pin everything but torch anew, at its latest release

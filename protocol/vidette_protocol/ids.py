@@ -45,3 +45,9 @@ def front_of(vid: Vid) -> int:
 def count_of(vid: Vid) -> int:
     """Return the position of a vid in its front's order of issue."""
     return vid & MAX_COUNTER
+
+
+def label(vid: Vid) -> str:
+    """Return a vid for people: its count, behind the front's id unless that is 0."""
+    front, count = front_of(vid), count_of(vid)
+    return f"{front}:{count}" if front else str(count)

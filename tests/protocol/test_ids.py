@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidette_protocol.ids import MAX_COUNTER, MAX_FRONT_ID, MAX_VID, count_of, front_of, make_vid
+from vidette_protocol.ids import MAX_COUNTER, MAX_FRONT_ID, MAX_VID, count_of, front_of, label, make_vid
 
 FRONT_IDS = st.integers(0, MAX_FRONT_ID)
 COUNTS = st.integers(0, MAX_COUNTER)
@@ -39,3 +39,8 @@ def test_the_largest_vid_is_a_signed_integer_of_64_bits() -> None:
 def test_what_does_not_fit_is_refused_with_its_value(front_id: int, count: int, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         make_vid(front_id, count)
+
+
+def test_people_read_the_front_only_where_there_are_several() -> None:
+    assert label(make_vid(0, 7)) == "7"
+    assert label(make_vid(3, 7)) == "3:7"

@@ -75,6 +75,7 @@ PURE = {
         "__future__",
         "abc",
         "array",
+        "bisect",
         "collections",
         "dataclasses",
         "enum",

@@ -10,8 +10,9 @@ Each role has one machine here. A machine is values in, values out: no clock, no
 `async`, no logging. Its state changes in one synchronous call that returns what to do; the shell around it
 (a process, a simulation, a test) does it afterwards. So a cancellation between the two loses nothing.
 
-Two more machines stand beside these: `CallMachine`, for control calls and their answers, and `LinkMachine`,
-for what may come when at one end of a link.
+More machines stand beside these: `CallMachine`, for control calls and their answers; `LinkMachine`, for what
+may come when at one end of a link; `CreditMachine` and `BorrowMachine`, for who holds which extent of an
+arena (`Extents` says which stretches of it are free); `PendingDelta`, for what a slow caller has not taken.
 
 What fits in a table is in the table at the top of each file; what does not is code below it.
 
@@ -28,6 +29,11 @@ other side did. Any other exception is a bug of the machine.
 from vidette_protocol.lifecycle.control import CallId as CallId
 from vidette_protocol.lifecycle.control import CallMachine as CallMachine
 from vidette_protocol.lifecycle.control import CallState as CallState
+from vidette_protocol.lifecycle.credits import BorrowMachine as BorrowMachine
+from vidette_protocol.lifecycle.credits import BorrowState as BorrowState
+from vidette_protocol.lifecycle.credits import CreditMachine as CreditMachine
+from vidette_protocol.lifecycle.credits import CreditState as CreditState
+from vidette_protocol.lifecycle.credits import Extent as Extent
 from vidette_protocol.lifecycle.detokenizer import DetokenizerMachine as DetokenizerMachine
 from vidette_protocol.lifecycle.front import FrontMachine as FrontMachine
 from vidette_protocol.lifecycle.front import FrontState as FrontState
@@ -36,8 +42,10 @@ from vidette_protocol.lifecycle.front import Move as Move
 from vidette_protocol.lifecycle.front import Replaced as Replaced
 from vidette_protocol.lifecycle.link import LinkMachine as LinkMachine
 from vidette_protocol.lifecycle.link import LinkState as LinkState
+from vidette_protocol.lifecycle.pending import PendingDelta as PendingDelta
 from vidette_protocol.lifecycle.rows import End as End
 from vidette_protocol.lifecycle.rows import Row as Row
 from vidette_protocol.lifecycle.rows import end_of as end_of
+from vidette_protocol.lifecycle.rows import unheard as unheard
 from vidette_protocol.lifecycle.scheduler import SchedulerMachine as SchedulerMachine
 from vidette_protocol.lifecycle.scheduler import SchedulerState as SchedulerState

@@ -78,11 +78,11 @@ class CallMachine:
         if due is not None and due.state is CallState.WAITING:
             self._move(call, due, CallEvent.LEAVE)
 
-    def answer(self, call: CallId, kind: str, replica: int = 0) -> bool:
+    def answer(self, call: CallId, kind: str, replica: int = 0) -> CallId | None:
         """Judge an answer.
 
         Returns:
-            Whether somebody waits for it.
+            The question whose caller is to hear it, or None if nobody waits for it any more.
 
         Raises:
             RemoteProtocolError: it answers nothing that is due: never asked, answered before, asked of
@@ -94,7 +94,7 @@ class CallMachine:
         if due.kind != kind:
             raise RemoteProtocolError(f"{kind} {call} came back, but {due.kind} was expected")
         self._move(call, due, CallEvent.ANSWER)
-        return due.state is CallState.WAITING
+        return call if due.state is CallState.WAITING else None
 
     def lost(self, replica: int | None = None) -> list[CallId]:
         """Note that a replica has died.

@@ -60,6 +60,6 @@ class DetokenizerMachine:
         twin._open = self._open.copy()
         return twin
 
-    def key(self) -> tuple[object, ...]:
+    def key(self) -> tuple[tuple[Vid, int], ...]:
         """Return a hashable picture: equal for machines that behave alike from here on."""
         return tuple(sorted(self._open.items()))

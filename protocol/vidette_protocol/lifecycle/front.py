@@ -16,7 +16,7 @@ its own; a vid of it ends by itself as any other does.
 
 A request is sent to one *replica*. When that dies, what its callers wait for can be *moved*: the old vid is
 over, and the next one takes its place, rid slot and group included, to be sent to another replica. It is a
-new life, from offset 0; that the caller has heard the beginning of it before is for the caller's side to know.
+new life, from offset 0; that its caller has heard the beginning before is for the caller's side to know.
 """
 
 from __future__ import annotations
@@ -104,12 +104,24 @@ class Move(NamedTuple):
     new: Vid
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
+    """What the front holds of one vid that is not over."""
+
     state: FrontState
     rid: Rid
     offset: int = 0
     replica: int = 0
     group: Vid | None = None
+
+
+class FrontKey(NamedTuple):
+    """A picture of the front's machine, table by table."""
+
+    issued: int
+    slots: frozenset[tuple[Rid, Vid]]
+    groups: tuple[tuple[Vid, tuple[Vid, ...]], ...]
+    live: tuple[tuple[Vid, Entry], ...]
+    ended: tuple[tuple[Vid, How], ...]
 
 
 class FrontMachine:
@@ -126,7 +138,7 @@ class FrontMachine:
         self._front_id = front_id
         self._remembered = remembered
         self._issued = 0
-        self._live: dict[Vid, _Entry] = {}
+        self._live: dict[Vid, Entry] = {}
         self._slots: dict[Rid, Vid] = {}
         self._groups: dict[Vid, tuple[Vid, ...]] = {}
         self._ended: dict[Vid, How] = {}
@@ -308,19 +320,24 @@ class FrontMachine:
         twin.dropped = self.dropped
         return twin
 
-    def key(self) -> tuple[object, ...]:
+    def key(self) -> FrontKey:
         """Return a hashable picture: equal for machines that behave alike from here on."""
-        slots = frozenset(self._slots.items())
-        return (self._issued, slots, *self._groups.items(), *self._live.items(), *self._ended.items())
+        return FrontKey(
+            self._issued,
+            frozenset(self._slots.items()),
+            tuple(self._groups.items()),
+            tuple(self._live.items()),
+            tuple(self._ended.items()),
+        )
 
     def _issue(self, rid: Rid, group: Vid | None) -> Vid:
         vid = make_vid(self._front_id, self._issued)
         self._issued += 1
-        self._live[vid] = _Entry(FrontState.NEW, rid, group=group)
+        self._live[vid] = Entry(FrontState.NEW, rid, group=group)
         self._slots[rid] = vid
         return vid
 
-    def _of(self, replica: int | None) -> list[tuple[Vid, _Entry]]:
+    def _of(self, replica: int | None) -> list[tuple[Vid, Entry]]:
         return [
             (vid, entry)
             for vid, entry in self._live.items()
@@ -335,7 +352,7 @@ class FrontMachine:
             raise RemoteProtocolError(f"vid {vid} is over ({how.value}), nothing of it can follow")
         self.dropped += 1
 
-    def _move(self, vid: Vid, entry: _Entry, event: FrontEvent) -> FrontState:
+    def _move(self, vid: Vid, entry: Entry, event: FrontEvent) -> FrontState:
         state = FRONT_TABLE[entry.state, event]
         gone = state is FrontState.CLOSING or state is FrontState.OVER
         if gone and self._slots.get(entry.rid) == vid:

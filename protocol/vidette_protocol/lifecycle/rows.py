@@ -32,3 +32,16 @@ def end_of(reason: FinishReason | None) -> End | None:
     if reason is None:
         return None
     return End.ABORT if reason.type == "abort" else End.FINISH
+
+
+def unheard(heard: int, offset: int, tokens: int) -> int:
+    """Return how many of a row's tokens, its last ones, are new to a caller.
+
+    A request that goes on elsewhere says again what it has said before; its caller hears each token once.
+
+    Args:
+        heard: tokens that the caller has heard.
+        offset: of the row's first token.
+        tokens: of the row.
+    """
+    return max(0, min(tokens, offset + tokens - heard))

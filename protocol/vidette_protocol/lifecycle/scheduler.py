@@ -71,11 +71,21 @@ SCHEDULER_TABLE: Final[dict[tuple[SchedulerState, SchedulerEvent], SchedulerStat
 }
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
+    """What the scheduler holds of one vid that is not over."""
+
     state: SchedulerState
     offset: int
     end: End = End.FINISH
     """How it will end, once it is FREEING."""
+
+
+class SchedulerKey(NamedTuple):
+    """A picture of the scheduler's machine, table by table."""
+
+    live: tuple[tuple[Vid, Entry], ...]
+    tombstones: tuple[Vid, ...]
+    ended: tuple[Vid, ...]
 
 
 class SchedulerMachine:
@@ -92,7 +102,7 @@ class SchedulerMachine:
 
     def __init__(self, *, remembered: int = 4096) -> None:
         self._remembered = remembered
-        self._live: dict[Vid, _Entry] = {}
+        self._live: dict[Vid, Entry] = {}
         self._ended: dict[Vid, None] = {}
         self._tombstones: dict[Vid, None] = {}
 
@@ -115,7 +125,7 @@ class SchedulerMachine:
             del self._tombstones[vid]
             self._remember(vid)
             return Row(vid, 0, 0, End.ABORT)
-        self._live[vid] = _Entry(SchedulerState.WAITING, resumed)
+        self._live[vid] = Entry(SchedulerState.WAITING, resumed)
         return Row(vid, 0, resumed, None) if resumed else None
 
     def abort(self, vid: Vid) -> Row | None:
@@ -257,11 +267,11 @@ class SchedulerMachine:
         twin._tombstones = self._tombstones.copy()
         return twin
 
-    def key(self) -> tuple[object, ...]:
+    def key(self) -> SchedulerKey:
         """Return a hashable picture: equal for machines that behave alike from here on."""
-        return (tuple(self._live.items()), tuple(sorted(self._tombstones)), tuple(self._ended))
+        return SchedulerKey(tuple(self._live.items()), tuple(sorted(self._tombstones)), tuple(self._ended))
 
-    def _move(self, vid: Vid, entry: _Entry, event: SchedulerEvent, *, count: int, end: End) -> Row | None:
+    def _move(self, vid: Vid, entry: Entry, event: SchedulerEvent, *, count: int, end: End) -> Row | None:
         state = SCHEDULER_TABLE[entry.state, event]
         if state is SchedulerState.OVER:
             del self._live[vid]
@@ -269,7 +279,7 @@ class SchedulerMachine:
             return Row(vid, entry.offset, count, end)
         # An abort is an abort, whether the deadline passed before it or after.
         kept = End.ABORT if End.ABORT in (end, entry.end) and state is SchedulerState.FREEING else End.FINISH
-        self._live[vid] = _Entry(state, entry.offset + count, kept)
+        self._live[vid] = Entry(state, entry.offset + count, kept)
         return Row(vid, entry.offset, count, None) if count else None
 
     def _remember(self, vid: Vid) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vidette_protocol.errors import DuplicateRid, LocalProtocolError, RemoteProtocolError
 from vidette_protocol.ids import Rid, Vid, make_vid
-from vidette_protocol.lifecycle import End, FrontMachine, How
+from vidette_protocol.lifecycle import End, FrontMachine, How, Move, Replaced
 from vidette_protocol.lifecycle import FrontState as State
 from vidette_protocol.lifecycle.front import FRONT_TABLE
 from vidette_protocol.lifecycle.front import FrontEvent as Event
@@ -39,6 +39,7 @@ INPUTS: dict[Event, Callable[[FrontMachine, int], object]] = {
     Event.TEXT: lambda machine, offset: machine.receive(A, offset, 1, None),
     Event.END: lambda machine, offset: machine.receive(A, offset, 1, End.FINISH),
     Event.LOST: lambda machine, _: machine.lost(),
+    Event.MOVE: lambda machine, _: machine.moved(0),
 }
 
 
@@ -51,6 +52,8 @@ def test_each_input_in_each_state_is_in_the_table_or_refused(state: State, event
     assert state is machine.state(A)
     before = machine.key()
     expected = FRONT_TABLE.get((state, event))
+    if event is Event.MOVE and state is State.CLOSING:
+        expected = FRONT_TABLE[state, Event.LOST]  # who has left does not go on
     if expected is not None:
         INPUTS[event](machine, offset)
         assert expected is machine.state(A)
@@ -64,7 +67,8 @@ def test_each_input_in_each_state_is_in_the_table_or_refused(state: State, event
         ):
             INPUTS[event](machine, offset)
     else:
-        assert state is State.OVER
+        # Nothing of it is at a replica that could die; or it is over.
+        assert state is State.OVER or (state is State.NEW and event is Event.MOVE)
         INPUTS[event](machine, offset)
     assert before == machine.key()
 
@@ -238,6 +242,239 @@ def test_after_a_loss_present_callers_are_told_and_late_rows_are_dropped() -> No
     assert machine.holder(Rid("b")) is None
 
 
+@pytest.mark.parametrize("state", [State.SENT, State.LIVE])
+def test_the_death_of_a_replica_concerns_those_who_wait_for_it(state: State) -> None:
+    machine = FrontMachine()
+    here, there, new = (machine.submit(Rid(name)) for name in "abc")
+    machine.send(here, 1)
+    machine.send(there, 2)
+    if state is State.LIVE:
+        machine.receive(here, 0, 1, None)
+    assert machine.lost(1) == [here]
+    assert machine.how(here) is How.LOST
+    assert machine.state(there) is State.SENT
+    assert machine.state(new) is State.NEW
+    assert machine.lost(1) == []
+    machine.send(new, 1)
+    assert machine.lost() == [there, new]
+
+
+def test_where_a_vid_was_sent_is_known_while_it_lives() -> None:
+    machine = in_state(State.NEW)
+    assert machine.replica_of(A) is None
+    machine.send(A, 3)
+    assert machine.replica_of(A) == 3
+    machine.receive(A, 0, 1, None)
+    assert machine.replica_of(A) == 3
+    machine.abort(A)
+    assert machine.replica_of(A) == 3
+    machine.receive(A, 1, 0, End.ABORT)
+    assert machine.replica_of(A) is None
+
+
+# --- going on elsewhere -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [State.SENT, State.LIVE])
+def test_what_is_waited_for_goes_on_under_the_next_vid(state: State) -> None:
+    machine = in_state(state, offset=2 if state is State.LIVE else 0)
+    assert machine.moved(0) == [Move(A, Vid(1))]
+    assert machine.how(A) is How.MOVED
+    assert machine.state(Vid(1)) is State.NEW
+    assert machine.holder(R) == Vid(1)
+    assert machine.floor == Vid(1)
+    machine.send(Vid(1), 5)
+    assert machine.receive(Vid(1), 0, 2, None) == Vid(1)  # a new life, from offset 0
+
+
+def test_late_rows_of_what_was_moved_reach_nobody() -> None:
+    machine = in_state(State.LIVE, offset=2)
+    machine.moved(0)
+    assert machine.receive(A, 2, 1, None) is None
+    assert machine.receive(A, 3, 0, End.FINISH) is None
+    assert machine.dropped == 2
+    assert machine.state(Vid(1)) is State.NEW
+
+
+def test_who_has_left_does_not_go_on() -> None:
+    machine = in_state(State.CLOSING)
+    successor = machine.submit(R)
+    machine.send(successor)
+    assert machine.moved(0) == [Move(successor, Vid(2))]
+    assert machine.how(A) is How.LOST
+    assert machine.holder(R) == Vid(2)
+    assert len(machine) == 1
+
+
+def test_what_is_elsewhere_or_was_not_sent_stays_where_it_is() -> None:
+    machine = FrontMachine()
+    elsewhere, unsent = machine.submit(R), machine.submit(S)
+    machine.send(elsewhere, 1)
+    before = machine.key()
+    assert machine.moved(0) == []
+    assert before == machine.key()
+    assert machine.state(unsent) is State.NEW
+
+
+def test_a_request_may_be_moved_again_and_left_after_that() -> None:
+    machine = in_state(State.SENT)
+    (move,) = machine.moved(0)
+    machine.send(move.new, 1)
+    (again,) = machine.moved(1)
+    assert again.old == move.new
+    machine.send(again.new, 2)
+    assert machine.abort(A) is False  # its caller knows which vid it is now
+    assert machine.abort(move.new) is False
+    assert machine.abort(again.new) is True
+
+
+# --- replacing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "post", "after"),
+    [(State.NEW, False, State.OVER), (State.SENT, True, State.CLOSING), (State.LIVE, True, State.CLOSING)],
+)
+def test_the_holder_of_a_rid_is_aborted_for_its_successor(state: State, post: bool, after: State) -> None:
+    machine = in_state(state)
+    successor, replaced = machine.replace(R)
+    assert replaced == Replaced(A, post)
+    assert machine.state(A) is after
+    assert machine.holder(R) == successor == Vid(1)
+    assert machine.state(successor) is State.NEW
+    before = machine.key()
+    assert machine.abort(A) is False  # the exit of the first caller is its own, never its successor's
+    assert before == machine.key()
+    assert machine.floor == (A if post else successor)
+
+
+@pytest.mark.parametrize("state", [State.CLOSING, State.OVER])
+def test_a_free_rid_is_taken_as_by_submit(state: State) -> None:
+    machine = in_state(state)
+    twin = machine.copy()
+    assert machine.replace(R) == (twin.submit(R), None)
+    assert machine.key() == twin.key()
+
+
+# --- groups -----------------------------------------------------------------------------------------
+
+T = Rid("t")
+
+
+def group_of(*rids: Rid) -> tuple[FrontMachine, tuple[Vid, ...]]:
+    """Return a machine with a group, all of which is sent."""
+    machine = FrontMachine(front_id=2)
+    vids = machine.submit_group(rids)
+    for vid in vids:
+        machine.send(vid)
+    return machine, vids
+
+
+def test_a_group_is_several_requests_submitted_together() -> None:
+    machine, vids = group_of(R, S, T)
+    assert vids == tuple(make_vid(2, count) for count in range(3))
+    assert [machine.holder(rid) for rid in (R, S, T)] == list(vids)
+
+
+@pytest.mark.parametrize("rids", [(S, R), (R, S), (T, S, S), (S, S)])
+def test_a_group_takes_all_of_its_slots_or_none(rids: tuple[Rid, ...]) -> None:
+    machine = in_state(State.LIVE)
+    before = machine.key()
+    with pytest.raises(DuplicateRid) as raised:
+        machine.submit_group(rids)
+    assert raised.value.rid in rids
+    assert before == machine.key()
+
+
+def test_a_group_of_nothing_is_refused() -> None:
+    machine = FrontMachine()
+    with pytest.raises(LocalProtocolError, match=r"^a group has at least one request$"):
+        machine.submit_group([])
+    assert machine.key() == FrontMachine().key()
+
+
+def test_a_group_is_aborted_as_a_whole() -> None:
+    machine, vids = group_of(R, S, T)
+    machine.receive(vids[1], 0, 1, None)
+    assert machine.abort_group(vids[0]) == list(vids)
+    assert all(machine.state(vid) is State.CLOSING for vid in vids)
+    assert machine.abort_group(vids[0]) == []
+
+
+def test_nothing_is_posted_for_what_was_not_sent_or_is_over() -> None:
+    machine = FrontMachine()
+    over, new, sent, left = vids = machine.submit_group([R, S, T, Rid("u")])
+    for vid in (over, sent, left):
+        machine.send(vid)
+    machine.receive(over, 0, 1, End.FINISH)
+    machine.abort(left)
+    assert machine.abort_group(over) == [sent]
+    assert machine.how(new) is How.UNSENT
+    assert [machine.state(vid) for vid in vids] == [State.OVER, State.OVER, State.CLOSING, State.CLOSING]
+
+
+def test_what_is_in_a_group_ends_one_by_one() -> None:
+    machine, vids = group_of(R, S)
+    assert machine.receive(vids[0], 0, 1, End.FINISH) == vids[0]
+    assert machine.state(vids[1]) is State.SENT
+    assert machine.key().groups == ((vids[0], (vids[1],)),)
+    assert machine.receive(vids[1], 0, 1, End.FINISH) == vids[1]
+    assert machine.key().groups == ()
+    assert machine.abort_group(vids[0]) == []
+
+
+def test_a_group_that_never_was_is_silence() -> None:
+    machine = in_state(State.SENT)
+    assert machine.abort_group(A) == []  # a request on its own is no group
+    assert machine.state(A) is State.SENT
+
+
+def test_one_of_a_group_may_be_replaced_and_the_rest_stays() -> None:
+    machine, vids = group_of(R, S)
+    successor, replaced = machine.replace(S)
+    assert replaced == Replaced(vids[1], True)
+    assert machine.abort_group(vids[0]) == [vids[0]]
+    assert machine.state(successor) is State.NEW
+
+
+def test_a_group_goes_on_elsewhere_as_a_group() -> None:
+    machine, vids = group_of(R, S, T)
+    machine.receive(vids[0], 0, 2, None)
+    machine.receive(vids[1], 0, 1, End.FINISH)
+    moves = machine.moved(0)
+    assert [move.old for move in moves] == [vids[0], vids[2]]
+    new = [move.new for move in moves]
+    assert machine.key().groups == ((vids[0], tuple(new)),)
+    machine.send(new[1], 1)
+    assert machine.abort_group(vids[0]) == [new[1]]
+    machine.receive(new[1], 0, 0, End.ABORT)
+    assert machine.key().groups == ()
+    assert len(machine) == 0
+
+
+def test_the_last_of_a_group_goes_on_in_it() -> None:
+    machine, vids = group_of(R)
+    (move,) = machine.moved(0)
+    assert machine.key().groups == ((vids[0], (move.new,)),)
+
+
+def test_one_of_a_group_whose_caller_has_left_does_not_go_on() -> None:
+    machine, vids = group_of(R, S)
+    machine.abort(vids[0])
+    (move,) = machine.moved(0)
+    assert move.old == vids[1]
+    assert machine.key().groups == ((vids[0], (move.new,)),)
+    machine.abort_group(vids[0])
+    assert machine.key().groups == ()
+
+
+def test_a_group_that_is_lost_leaves_nothing() -> None:
+    machine, vids = group_of(R, S)
+    machine.abort(vids[0])
+    assert machine.lost(0) == [vids[1]]
+    assert machine.key().groups == ()
+
+
 # --- memory of the ended --------------------------------------------------------------------------
 
 
@@ -279,6 +516,15 @@ def test_a_copy_is_independent() -> None:
     machine.receive(A, 0, 0, End.FINISH)
     assert twin.state(A) is State.CLOSING
     assert twin.how(A) is None
+
+
+def test_a_copy_has_groups_of_its_own() -> None:
+    machine, vids = group_of(R, S)
+    twin = machine.copy()
+    assert twin.key() == machine.key()
+    assert twin.abort_group(vids[0]) == list(vids)
+    assert machine.key().groups == ((vids[0], vids),)
+    assert machine.state(vids[0]) is State.SENT
 
 
 def test_a_copy_keeps_the_front_id_and_the_size_of_its_memory() -> None:

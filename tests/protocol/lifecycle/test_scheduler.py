@@ -41,6 +41,8 @@ INPUTS: dict[Event, Callable[[SchedulerMachine], Row | None]] = {
     Event.LAND: lambda machine: machine.land(A, 1, end=False),
     Event.END: lambda machine: machine.land(A, 1, end=True),
     Event.REJECT: lambda machine: machine.reject(A),
+    Event.EXPIRE: lambda machine: machine.expire(A),
+    Event.RETRACT: lambda machine: machine.retract(A),
 }
 
 
@@ -55,8 +57,8 @@ def test_each_input_in_each_state_is_in_the_table_or_refused(state: State, event
     if state is State.FREEING and event is Event.END:
         # Whether it has come to its own end as well does not matter any more.
         expected = SCHEDULER_TABLE[state, Event.LAND]
-    if state is State.OVER and event is Event.ABORT:
-        # Not refused but remembered, since the request may be on its way.
+    if state is State.OVER and event in {Event.ABORT, Event.EXPIRE}:
+        # Not refused: an abort is remembered, since the request may be on its way; a deadline is idle.
         expected = State.OVER
     if expected is None:
         with pytest.raises(LocalProtocolError, match=f"^vid {A} cannot .*: it is {state.value}$"):
@@ -67,7 +69,7 @@ def test_each_input_in_each_state_is_in_the_table_or_refused(state: State, event
     assert expected is machine.state(A)
     if state is State.OVER:
         assert row is None
-        assert machine.tombstones == 1
+        assert machine.tombstones == (event is Event.ABORT)
     elif expected is State.OVER:
         aborted = state is State.FREEING or event is Event.ABORT
         tokens = 1 if event is Event.END and not aborted else 0
@@ -233,6 +235,124 @@ def test_vids_are_listed_as_they_came() -> None:
     machine.land(A, 1, end=False)
     assert machine.vids() == [B, A]
     assert len(machine) == 2
+
+
+# --- deadlines --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [State.WAITING, State.RUNNING])
+def test_a_deadline_ends_what_is_not_on_the_device_by_itself(state: State) -> None:
+    machine = in_state(state)
+    assert machine.expire(A) == Row(A, 0, 0, End.FINISH)
+    assert machine.abort(A) is None
+    assert machine.tombstones == 0
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_what_expires_on_the_device_ends_when_it_lands_without_its_tokens(end: bool) -> None:
+    machine = in_state(State.LAUNCHED, offset=2)
+    assert machine.expire(A) is None
+    assert machine.state(A) is State.FREEING
+    with pytest.raises(LocalProtocolError, match="cannot be launched: it is freeing"):
+        machine.launch([A])
+    assert machine.land(A, 1, end=end) == Row(A, 2, 0, End.FINISH)
+    assert len(machine) == 0
+
+
+@pytest.mark.parametrize(
+    "events",
+    [(Event.EXPIRE, Event.ABORT), (Event.ABORT, Event.EXPIRE), (Event.EXPIRE, Event.ABORT, Event.EXPIRE)],
+)
+def test_an_abort_on_the_device_is_answered_whether_the_deadline_passes_before_or_after(
+    events: tuple[Event, ...],
+) -> None:
+    machine = in_state(State.LAUNCHED)
+    for event in events:
+        assert INPUTS[event](machine) is None
+        assert machine.state(A) is State.FREEING
+    assert machine.land(A, 1, end=True) == Row(A, 0, 0, End.ABORT)
+
+
+def test_a_deadline_of_what_is_not_there_leaves_nothing() -> None:
+    machine = SchedulerMachine()
+    assert machine.expire(A) is None
+    assert machine.key() == SchedulerMachine().key()
+    assert machine.request(A) is None
+
+
+def test_deadlines_are_told_from_aborts_in_the_key() -> None:
+    expired, aborted = in_state(State.LAUNCHED), in_state(State.LAUNCHED)
+    expired.expire(A)
+    aborted.abort(A)
+    assert expired.key() != aborted.key()
+
+
+# --- retraction -------------------------------------------------------------------------------------
+
+
+def test_what_is_retracted_waits_with_its_tokens_and_goes_on_behind_them() -> None:
+    machine = in_state(State.RUNNING, offset=2)
+    machine.retract(A)
+    assert machine.state(A) is State.WAITING
+    assert machine.offset(A) == 2
+    machine.launch([A])
+    assert machine.land(A, 0, end=False) is None
+    machine.launch([A])
+    assert machine.land(A, 1, end=True) == Row(A, 2, 1, End.FINISH)
+
+
+def test_what_is_retracted_comes_last_in_the_order_of_arrival() -> None:
+    machine = in_state(State.RUNNING)
+    machine.request(B)
+    machine.retract(A)
+    assert machine.vids() == [B, A]
+
+
+@pytest.mark.parametrize("make", [Event.ABORT, Event.EXPIRE, Event.REJECT])
+def test_what_is_retracted_ends_behind_its_tokens(make: Event) -> None:
+    machine = in_state(State.RUNNING, offset=3)
+    machine.retract(A)
+    assert INPUTS[make](machine) == Row(A, 3, 0, End.ABORT if make is Event.ABORT else End.FINISH)
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.RUNNING])
+def test_only_what_runs_can_be_retracted(state: State) -> None:
+    machine = in_state(state)
+    before = machine.key()
+    with pytest.raises(LocalProtocolError, match=f"^vid {A} cannot be retracted: it is {state.value}$"):
+        machine.retract(A)
+    assert before == machine.key()
+
+
+# --- going on from elsewhere ------------------------------------------------------------------------
+
+
+def test_what_is_resumed_is_said_again_and_goes_on_behind() -> None:
+    machine = SchedulerMachine()
+    assert machine.request(A, 3) == Row(A, 0, 3, None)
+    assert machine.state(A) is State.WAITING
+    assert machine.offset(A) == 3
+    machine.launch([A])
+    assert machine.land(A, 1, end=False) == Row(A, 3, 1, None)
+
+
+def test_what_is_resumed_and_ends_at_once_ends_behind_what_was_said_again() -> None:
+    for event in (Event.ABORT, Event.EXPIRE, Event.REJECT):
+        machine = SchedulerMachine()
+        machine.request(A, 3)
+        assert INPUTS[event](machine) == Row(A, 3, 0, End.ABORT if event is Event.ABORT else End.FINISH)
+
+
+def test_what_is_resumed_without_a_token_begins() -> None:
+    assert SchedulerMachine().request(A, 0) is None
+
+
+def test_an_abort_that_overtook_what_is_resumed_ends_it_before_a_word_is_said() -> None:
+    machine = SchedulerMachine()
+    machine.abort(A)
+    assert machine.request(A, 3) == Row(A, 0, 0, End.ABORT)
+    assert len(machine) == 0
+    assert machine.tombstones == 0
 
 
 # --- copies ---------------------------------------------------------------------------------------

@@ -1,0 +1,90 @@
+"""`PendingDelta`: what a caller has not taken yet, merged into one, however slow the caller is.
+
+Whoever delivers never waits, and whoever takes gets all there is: nothing is lost, repeated or reordered,
+and nothing queues. It is as long as what its request has made since the caller last looked, and no longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Generic, NamedTuple, Self, TypeVar
+
+from vidette_protocol.errors import LocalProtocolError
+
+EndT = TypeVar("EndT")
+
+
+class Taken(NamedTuple, Generic[EndT]):
+    """All that came since the last look.
+
+    Args:
+        text: new characters; may be empty, as a token need not complete one.
+        token_ids: new output tokens.
+        end: how it ended; None: it goes on.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    end: EndT | None
+
+
+class PendingDelta(Generic[EndT]):
+    """What waits for one caller."""
+
+    __slots__ = ("_end", "_ids", "_taken", "_texts")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._ids: list[int] = []
+        self._end: EndT | None = None
+        self._taken = False
+
+    def deliver(self, text: str, token_ids: Iterable[int], end: EndT | None = None) -> None:
+        """Merge what has come; never waits.
+
+        Raises:
+            LocalProtocolError: its end has come before.
+        """
+        if self._end is not None:
+            raise LocalProtocolError("something is delivered after its end")
+        if text:
+            self._texts.append(text)
+        self._ids.extend(token_ids)
+        self._end = end
+
+    def take(self) -> Taken[EndT] | None:
+        """Return all there is, once; None if there is nothing new."""
+        if not self:
+            return None
+        taken = Taken("".join(self._texts), tuple(self._ids), self._end)
+        self._texts.clear()
+        self._ids.clear()
+        self._taken = self._end is not None
+        return taken
+
+    @property
+    def deltas(self) -> int:
+        """How many deltas wait: one, or none."""
+        return int(bool(self))
+
+    @property
+    def over(self) -> bool:
+        """Whether the last delta was taken."""
+        return self._taken
+
+    def __bool__(self) -> bool:
+        """Return whether there is something new."""
+        return bool(self._ids or self._texts) or (self._end is not None and not self._taken)
+
+    def copy(self) -> Self:
+        """Return an independent one in the same state."""
+        twin = type(self)()
+        twin._texts = self._texts.copy()
+        twin._ids = self._ids.copy()
+        twin._end = self._end
+        twin._taken = self._taken
+        return twin
+
+    def key(self) -> tuple[object, ...]:
+        """Return a hashable picture: equal for those that behave alike from here on."""
+        return (*self._texts, *self._ids, self._end, self._taken)
