@@ -15,10 +15,21 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import NODEFAULT, Struct, inspect
 
+from vidette_fuzz import tables
 from vidette_fuzz.samples import LINKS, SAMPLES
 from vidette_protocol.codec import Codec
 from vidette_protocol.ext.layout import ExtCode
+from vidette_protocol.lifecycle.control import CALL_TABLE, CallEvent, CallState
+from vidette_protocol.lifecycle.credits import (
+    BORROW_TABLE,
+    CREDIT_TABLE,
+    BorrowEvent,
+    BorrowState,
+    CreditEvent,
+    CreditState,
+)
 from vidette_protocol.lifecycle.front import FRONT_TABLE, FrontEvent, FrontState
+from vidette_protocol.lifecycle.link import LINK_TABLE, LinkEvent, LinkState
 from vidette_protocol.lifecycle.scheduler import SCHEDULER_TABLE, SchedulerEvent, SchedulerState
 from vidette_protocol.messages.bulk import LINK_MESSAGES
 from vidette_protocol.messages.catalogue import CATALOGUE, NOT_YET
@@ -78,6 +89,14 @@ def lifecycle() -> dict[str, str]:
         "front table": grid(FRONT_TABLE, FrontState, FrontEvent),
         "scheduler diagram": diagram(SCHEDULER_TABLE, first=SchedulerState.WAITING, begin="request"),
         "scheduler table": grid(SCHEDULER_TABLE, SchedulerState, SchedulerEvent),
+        "call diagram": diagram(CALL_TABLE, first=CallState.WAITING, begin="ask"),
+        "call table": grid(CALL_TABLE, CallState, CallEvent),
+        "link diagram": diagram(LINK_TABLE, first=LinkState.OPENING, begin="open"),
+        "link table": grid(LINK_TABLE, LinkState, LinkEvent),
+        "producer diagram": diagram(CREDIT_TABLE, first=CreditState.TAKEN, begin="take"),
+        "producer table": grid(CREDIT_TABLE, CreditState, CreditEvent),
+        "consumer diagram": diagram(BORROW_TABLE, first=BorrowState.VIEWED, begin="borrow"),
+        "consumer table": grid(BORROW_TABLE, BorrowState, BorrowEvent),
     }
 
 
@@ -171,7 +190,12 @@ def default(field: msgspec.structs.FieldInfo) -> str:
 # --- pages --------------------------------------------------------------------------
 
 PAGES: Final[Mapping[str, Callable[[], dict[str, str]]]] = MappingProxyType(
-    {"reference/lifecycle.md": lifecycle, "protocol.md": protocol, "reference/messages.md": messages}
+    {
+        "reference/lifecycle.md": lifecycle,
+        "protocol.md": protocol,
+        "reference/messages.md": messages,
+        "reference/mutants.md": tables.parts,
+    }
 )
 """What makes the parts of each page, by the page."""
 

@@ -3,46 +3,26 @@
 Breadth first, since then the first broken rule that turns up has a shortest story. A state costs about a
 hundred bytes once it is expanded: its picture is collapsed into a row of small numbers, and of the way to it
 only the last step is kept.
+
+A search can stop and go on. What is saved is the way to each state and nothing else; when it is loaded, every
+way is walked again, which takes less than half of the time that the search took.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from vidette_fuzz.stories import Counterexample, counterexample
-from vidette_protocol.invariants import violations
-from vidette_protocol.world import Action, Bounds, Parts, World
-
-CONFIGURATIONS: Final[Mapping[str, Bounds]] = MappingProxyType(
-    {
-        "chunked prefill": Bounds(rids=1, uses=2, tokens=1, chunks=1),
-        "replica lost": Bounds(rids=1, uses=2, tokens=1, losses=1),
-        "split senders": Bounds(rids=1, uses=2, tokens=2, split_senders=True),
-        "reuse after acknowledgement": Bounds(rids=1, uses=3, tokens=2, reuse_at_once=False),
-        "two rids": Bounds(rids=2, uses=2, tokens=2),
-        "reuse at once": Bounds(rids=1, uses=3, tokens=2),
-        "everything": Bounds(rids=2, uses=2, tokens=2, split_senders=True, chunks=1, losses=1),
-    }
-)
-"""Worlds small enough to explore on every push, smallest first."""
-
-LONG_CONFIGURATIONS: Final[Mapping[str, Bounds]] = MappingProxyType(
-    {
-        "reuse at once, more tokens": Bounds(rids=1, uses=3, tokens=3),
-        "split senders, more uses": Bounds(rids=1, uses=3, tokens=2, split_senders=True),
-        "reuse at once, more uses": Bounds(rids=1, uses=4, tokens=2),
-        "two rids, more uses": Bounds(rids=2, uses=3, tokens=2),
-        "everything, more uses": Bounds(rids=2, uses=3, tokens=2, split_senders=True, chunks=1, losses=1),
-    }
-)
-"""Worlds for long runs: a minute each, the last hours and some GiB of memory."""
+from vidette_protocol.exploring import Explorable
 
 Clock = Callable[[], float]
+Maker = Callable[[], Explorable[Any]]
 
 
 class Exploration(NamedTuple):
@@ -50,7 +30,8 @@ class Exploration(NamedTuple):
 
     Args:
         states: different worlds that were reached.
-        depth: actions on the longest of the shortest ways to one.
+        depth: actions on the longest of the shortest ways to one; if it is not complete, those up to which
+            it is.
         complete: whether these are all worlds within the bounds.
         seconds: time it took.
         violation: the shortest run that breaks a rule; None if none was found.
@@ -68,9 +49,126 @@ class Exploration(NamedTuple):
         return self.states / self.seconds if self.seconds > 0 else 0.0
 
 
+class SavedByAnother(ValueError):  # noqa: N818  what it is told
+    """A saved search belongs to another world, or to another version of it."""
+
+
+class Search:
+    """A search that can go on where it stopped.
+
+    Args:
+        make: makes the initial world.
+        clock: what seconds are read from.
+    """
+
+    def __init__(self, make: Maker, *, clock: Clock = time.monotonic) -> None:
+        self._make = make
+        self._clock = clock
+        self._initial = make()
+        self._known = _Known(self._initial)
+        self._frontier = deque([self._initial])
+        self._expanded = 0
+        """States whose followers are known; the frontier begins behind them."""
+        self._level_end = 1
+        self._depth = 0
+        self._seconds = 0.0
+        self._violation: Counterexample | None = None
+
+    def run(self, *, max_states: int | None = None, budget_s: float | None = None) -> Exploration:
+        """Go on until a rule breaks, all is seen, or the budget is spent.
+
+        Args:
+            max_states: stop once so many states are known.
+            budget_s: stop after so many seconds.
+        """
+        began = self._clock()
+        known, frontier = self._known, self._frontier
+        while frontier and self._violation is None:
+            if max_states is not None and len(known) >= max_states:
+                break
+            if budget_s is not None and self._clock() - began >= budget_s:
+                break
+            self._note_level()
+            world = frontier.popleft()
+            for choice, action in enumerate(world.enabled()):
+                after = world.apply(action)
+                child = known.add(after, parent=self._expanded, choice=choice)
+                if child is None:
+                    continue
+                frontier.append(after)
+                if after.check():
+                    self._depth += 1
+                    self._violation = counterexample(self._make, known.way_to(child, self._initial))
+                    break
+            self._expanded += 1
+        self._seconds += self._clock() - began
+        return self.result
+
+    @property
+    def result(self) -> Exploration:
+        """What was found up to now."""
+        complete = not self._frontier and self._violation is None
+        return Exploration(len(self._known), self._depth, complete, self._seconds, self._violation)
+
+    def save(self, path: Path, fingerprint: str) -> None:
+        """Write down how far it has come.
+
+        Args:
+            path: the file.
+            fingerprint: of the world; what is loaded has to have the same.
+        """
+        head = {
+            "fingerprint": fingerprint,
+            "states": len(self._known),
+            "expanded": self._expanded,
+            "seconds": self._seconds,
+        }
+        ways = self._known.ways()
+        path.write_bytes(json.dumps(head).encode() + b"\n" + ways)
+
+    def load(self, path: Path, fingerprint: str) -> None:
+        """Walk every way of a saved search again; only a search that has not run can.
+
+        Raises:
+            SavedByAnother: it does not fit.
+        """
+        first, _, ways = path.read_bytes().partition(b"\n")
+        head = json.loads(first)
+        if head["fingerprint"] != fingerprint:
+            raise SavedByAnother("it was saved by another version of the protocol, or of its bounds")
+        parents, choices = _ways_from(ways, head["states"])
+        actions: Sequence[Any] = ()
+        latest = -1
+        for parent, choice in zip(parents, choices, strict=True):
+            if (
+                parent != latest
+            ):  # the children of one come together, and parents in the order of the frontier
+                while self._expanded < parent:
+                    self._expand_known()
+                self._note_level()
+                actions, latest = self._frontier[0].enabled(), parent
+            after = self._frontier[0].apply(actions[choice])
+            if self._known.add(after, parent=parent, choice=choice) is None:
+                raise SavedByAnother("it comes by a state twice")
+            self._frontier.append(after)
+        while self._expanded < head["expanded"]:
+            self._expand_known()
+        self._seconds = head["seconds"]
+
+    def _expand_known(self) -> None:
+        self._note_level()
+        self._frontier.popleft()
+        self._expanded += 1
+
+    def _note_level(self) -> None:
+        """Note that a level is known to its end, if the next state to be expanded is the first of it."""
+        if self._expanded == self._level_end:
+            self._depth += 1
+            self._level_end = len(self._known)
+
+
 def explore(
-    parts: Parts = Parts(),  # noqa: B008  immutable
-    bounds: Bounds = Bounds(),  # noqa: B008  immutable
+    make: Maker,
     *,
     max_states: int | None = None,
     budget_s: float | None = None,
@@ -79,67 +177,12 @@ def explore(
     """Explore a world breadth first, until a rule breaks, all is seen, or the budget is spent.
 
     Args:
-        parts: the classes that play the roles.
-        bounds: how large the world is.
+        make: makes the initial world.
         max_states: stop, incomplete, once so many states are known.
         budget_s: stop, incomplete, after so many seconds.
         clock: what the seconds are read from.
     """
-    began = clock()
-    initial = World(parts, bounds)
-    known = _Known(initial)
-    queue = deque([(0, initial)])
-    depth = 0
-
-    def result(*, complete: bool, violation: Counterexample | None = None) -> Exploration:
-        return Exploration(len(known), depth, complete, clock() - began, violation)
-
-    while True:
-        for _ in range(len(queue)):
-            if max_states is not None and len(known) >= max_states:
-                return result(complete=False)
-            if budget_s is not None and clock() - began >= budget_s:
-                return result(complete=False)
-            index, world = queue.popleft()
-            for choice, action in enumerate(world.enabled()):
-                after = world.apply(action)
-                child = known.add(after, parent=index, choice=choice)
-                if child is None:
-                    continue
-                if violations(after):
-                    depth += 1
-                    story = counterexample(parts, bounds, known.way_to(child, initial))
-                    return result(complete=False, violation=story)
-                queue.append((child, after))
-        if not queue:
-            return result(complete=True)
-        depth += 1
-
-
-def explore_all(
-    budget_s: float | None = None,
-    *,
-    parts: Parts = Parts(),  # noqa: B008  immutable
-    configurations: Mapping[str, Bounds] = CONFIGURATIONS,
-    clock: Clock = time.monotonic,
-) -> list[tuple[str, Exploration]]:
-    """Explore one configuration after the other.
-
-    Args:
-        budget_s: seconds for all together; what is not reached in time is reported as incomplete.
-        parts: the classes that play the roles.
-        configurations: bounds by name.
-        clock: what the seconds are read from.
-
-    Returns:
-        Each name with what was found, in the order of the table.
-    """
-    began = clock()
-    found = []
-    for name, bounds in configurations.items():
-        left = None if budget_s is None else max(0.0, budget_s - (clock() - began))
-        found.append((name, explore(parts, bounds, budget_s=left, clock=clock)))
-    return found
+    return Search(make, clock=clock).run(max_states=max_states, budget_s=budget_s)
 
 
 class _Known:
@@ -150,14 +193,14 @@ class _Known:
     is a number too: which of its parent's enabled actions led here.
     """
 
-    def __init__(self, initial: World) -> None:
+    def __init__(self, initial: Explorable[Any]) -> None:
         self._tables: list[dict[object, int]] = [{} for _ in initial.key()]
         self._pictures: set[bytes] = set()
         self._parents = array("q")
         self._choices = array("I")
         self.add(initial, parent=-1, choice=0)
 
-    def add(self, world: World, *, parent: int, choice: int) -> int | None:
+    def add(self, world: Explorable[Any], *, parent: int, choice: int) -> int | None:
         """Return the number of a new state, or None if it is known."""
         parts = zip(self._tables, world.key(), strict=True)
         picture = array("I", [table.setdefault(part, len(table)) for table, part in parts]).tobytes()
@@ -168,7 +211,7 @@ class _Known:
         self._choices.append(choice)
         return len(self._parents) - 1
 
-    def way_to(self, state: int, initial: World) -> list[Action]:
+    def way_to(self, state: int, initial: Explorable[Any]) -> list[object]:
         """Return the actions that lead from the initial world to a state."""
         choices: list[int] = []
         while state:
@@ -180,5 +223,17 @@ class _Known:
             world = world.apply(way[-1])
         return way
 
+    def ways(self) -> bytes:
+        """Return the way to each state but the initial one, packed; parents come in ascending order."""
+        return self._parents[1:].tobytes() + self._choices[1:].tobytes()
+
     def __len__(self) -> int:
         return len(self._parents)
+
+
+def _ways_from(ways: bytes, states: int) -> tuple[array[int], array[int]]:
+    parents, choices = array("q"), array("I")
+    border = (states - 1) * parents.itemsize
+    parents.frombytes(ways[:border])
+    choices.frombytes(ways[border:])
+    return parents, choices

@@ -1,60 +1,40 @@
-"""`LifecycleMachine`: worlds far beyond what can be explored, walked at random by Hypothesis.
+"""`LifecycleMachine`: worlds of requests far beyond what can be explored, walked at random by Hypothesis.
 
 There is a rule for each kind of action, and each draws from what is possible just then, so that a failing
-program reads as a story: `state.submit(rid='r0')`, `state.send(vid=0)`, `state.launch(vids=[0])`. Every
-history ends by letting all that lives come to its end, after which nothing may be held anywhere.
+program reads as a story: `state.submit(action=submit r1)`, `state.send(action=send #0)`,
+`state.launch(replica=0, vids=[0])`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import ClassVar, Final, NamedTuple, NoReturn, TypeVar
+from collections.abc import Callable
+from typing import ClassVar, Final, TypeVar
 
-import hypothesis
-from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
+from hypothesis.stateful import precondition, rule
+
+from vidette_fuzz.configurations import CONFIGURATIONS, Maker, requests
+from vidette_fuzz.walks import History, Walk, WalkReport, run_walk, walk_of
+from vidette_protocol.ids import Vid
+from vidette_protocol.world import Action, Bounds, World
+
+LARGE: Final = Bounds(
+    rids=3,
+    uses=12,
+    tokens=4,
+    fronts=2,
+    replicas=2,
+    replace=True,
+    group=2,
+    split_senders=True,
+    chunks=1,
+    deadlines=True,
+    retractions=4,
+    losses=2,
+    resume=True,
 )
-
-from vidette_fuzz.stories import Counterexample, counterexample
-from vidette_protocol.ids import Rid, Vid
-from vidette_protocol.invariants import violations
-from vidette_protocol.world import Action, Bounds, Parts, World
-
-LARGE: Final = Bounds(rids=3, uses=12, tokens=4, split_senders=True, chunks=1, losses=1)
-"""As much as a random walk can make use of: senders that are split and a loss include histories without."""
-
-HISTORIES_A_ROUND: Final = 25
-"""`run_lifecycle` looks at the clock after so many histories."""
-STEPS: Final = 80
-"""Most actions of a history, before it is brought to its end."""
-
-
-class RuleBroken(AssertionError):  # noqa: N818  it is a finding
-    """A history breaks a rule of the protocol; `counterexample` tells it."""
-
-    def __init__(self, counterexample: Counterexample) -> None:
-        super().__init__(str(counterexample))
-        self.counterexample = counterexample
-
-
-class LifecycleReport(NamedTuple):
-    """What a random walk found.
-
-    Args:
-        histories: how many were walked to their end.
-        violations: those that broke a rule; the walk stops at the first.
-    """
-
-    histories: int
-    violations: tuple[Counterexample, ...]
-
+"""As much as a random walk can make use of: what may happen need not."""
 
 _Drawn = TypeVar("_Drawn")
 
@@ -64,25 +44,22 @@ def _drawn(choose: Callable[[LifecycleMachine], st.SearchStrategy[_Drawn]]) -> s
     return st.runner().flatmap(choose)
 
 
-def _vid_for(name: str) -> st.SearchStrategy[Vid]:
-    return _drawn(lambda machine: st.sampled_from([action.vids[0] for action in machine.possible(name)]))
+def _one(name: str) -> st.SearchStrategy[Action]:
+    return _drawn(lambda machine: st.sampled_from(machine.possible(name)))
 
 
 def _can(name: str) -> Callable[[LifecycleMachine], bool]:
     return lambda machine: bool(machine.possible(name))
 
 
-class LifecycleMachine(RuleBasedStateMachine):
-    """A world of the real machines; `lifecycle_machine` makes one of others."""
+class LifecycleMachine(History):
+    """A world of the real machines, with everything in it."""
 
-    parts: ClassVar[Parts] = Parts()
-    bounds: ClassVar[Bounds] = LARGE
+    make: ClassVar[Maker] = staticmethod(requests(LARGE))
+    world: World
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(self.parts, self.bounds)
-        self.actions: list[Action] = []
-        self.broken: RuleBroken | None = None
         self._singles = self.world.singles()
 
     def possible(self, name: str) -> list[Action]:
@@ -95,221 +72,214 @@ class LifecycleMachine(RuleBasedStateMachine):
         return [action for action in self._singles if action.name.endswith(" arrives")]
 
     @property
-    def anything(self) -> bool:
-        """Whether anything can happen next."""
-        return bool(self._singles or self.world.launchable or self.world.batch)
+    def launchable(self) -> list[int]:
+        """Replicas that can launch a batch."""
+        return [number for number, replica in enumerate(self.world.replicas) if replica.launchable]
 
-    def happen(self, name: str, *vids: Vid, rid: Rid | None = None) -> None:
+    @property
+    def landing(self) -> list[int]:
+        """Replicas whose batch can land."""
+        return [number for number, replica in enumerate(self.world.replicas) if replica.batch]
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether a caller waits for something that was sent: else a death is soon told."""
+        streams = self.world.streams.values()
+        return any(stream.here and stream.replica is not None and not stream.ends for stream in streams)
+
+    @property
+    def anything(self) -> bool:
+        """Whether anything can happen next, but for a death that concerns nobody."""
+        singles = any(action.name != "replica is lost" for action in self._singles)
+        return singles or bool(self.launchable or self.landing)
+
+    def happen(self, action: Action) -> None:
         """Let an action happen."""
-        action = Action(name, vids, rid)
-        self.actions.append(action)
-        self.world = self.world.apply(action)
+        super().happen(action)
         self._singles = self.world.singles()
 
-    # --- clients and the front ---------------------------------------------------
+    # --- clients and the fronts ----------------------------------------------------
 
     @precondition(_can("submit"))
-    @rule(rid=_drawn(lambda machine: st.sampled_from([action.rid for action in machine.possible("submit")])))
-    def submit(self, rid: Rid) -> None:
+    @rule(action=_one("submit"))
+    def submit(self, action: Action) -> None:
         """A client submits a request."""
-        self.happen("submit", rid=rid)
+        self.happen(action)
+
+    @precondition(_can("replace"))
+    @rule(action=_one("replace"))
+    def replace(self, action: Action) -> None:
+        """A client submits a request under a rid that is in use, whose request has to go."""
+        self.happen(action)
+
+    @precondition(_can("submit group"))
+    @rule(action=_one("submit group"))
+    def submit_group(self, action: Action) -> None:
+        """A client submits several requests together."""
+        self.happen(action)
+
+    @precondition(_can("group is refused"))
+    @rule(action=_one("group is refused"))
+    def group_is_refused(self, action: Action) -> None:
+        """A client submits several requests together, and one of the rids is in use."""
+        self.happen(action)
 
     @precondition(_can("send"))
-    @rule(vid=_vid_for("send"))
-    def send(self, vid: Vid) -> None:
-        """The front has tokenised a request and sends it."""
-        self.happen("send", vid)
+    @rule(action=_one("send"))
+    def send(self, action: Action) -> None:
+        """A front has tokenised a request and sends it."""
+        self.happen(action)
 
     @precondition(_can("leave"))
-    @rule(vid=_vid_for("leave"))
-    def leave(self, vid: Vid) -> None:
-        """A caller's scope ends."""
-        self.happen("leave", vid)
+    @rule(action=_one("leave"), hurry=st.booleans())
+    def leave(self, action: Action, hurry: bool) -> None:
+        """A caller's scope ends; the abort may overtake all else at once."""
+        self.happen(action)
+        if hurry:
+            for overtaking in self.possible("overtaking abort arrives"):
+                self.happen(overtaking)
+
+    @precondition(_can("loss is noticed"))
+    @rule(action=_one("loss is noticed"))
+    def loss_is_noticed(self, action: Action) -> None:
+        """A front finds out that a replica has died."""
+        self.happen(action)
 
     # --- the links -----------------------------------------------------------------
 
     @precondition(_can("request arrives"))
-    @rule()
-    def request_arrives(self) -> None:
-        """A request reaches the scheduler."""
-        self.happen("request arrives")
+    @rule(action=_one("request arrives"))
+    def request_arrives(self, action: Action) -> None:
+        """A request reaches a scheduler."""
+        self.happen(action)
 
     @precondition(_can("abort arrives"))
-    @rule()
-    def abort_arrives(self) -> None:
-        """An abort reaches the scheduler, by the link of the requests."""
-        self.happen("abort arrives")
+    @rule(action=_one("abort arrives"))
+    def abort_arrives(self, action: Action) -> None:
+        """An abort reaches a scheduler, by the link of the requests."""
+        self.happen(action)
 
     @precondition(_can("overtaking abort arrives"))
-    @rule()
-    def overtaking_abort_arrives(self) -> None:
-        """An abort reaches the scheduler, by a link of its own."""
-        self.happen("overtaking abort arrives")
+    @rule(action=_one("overtaking abort arrives"))
+    def overtaking_abort_arrives(self, action: Action) -> None:
+        """An abort reaches a scheduler, by a link of its own."""
+        self.happen(action)
 
     @precondition(_can("row arrives"))
-    @rule()
-    def row_arrives(self) -> None:
-        """A row reaches the detokenizer."""
-        self.happen("row arrives")
+    @rule(action=_one("row arrives"))
+    def row_arrives(self, action: Action) -> None:
+        """A row reaches a detokenizer."""
+        self.happen(action)
 
     @precondition(_can("text arrives"))
-    @rule()
-    def text_arrives(self) -> None:
-        """A row reaches the front."""
-        self.happen("text arrives")
+    @rule(action=_one("text arrives"))
+    def text_arrives(self, action: Action) -> None:
+        """A row reaches a front."""
+        self.happen(action)
 
     @precondition(lambda machine: bool(machine.in_flight))
     @rule()
     def all_arrives(self) -> None:
         """All that is in flight reaches where it goes, and what comes of it too; so histories get further."""
-        while (flying := self.in_flight) and not self.world.faults:
-            self.happen(flying[0].name)
+        while (flying := self.in_flight) and not self.world.check():
+            self.happen(flying[0])
 
-    # --- the scheduler ---------------------------------------------------------------
+    # --- the schedulers --------------------------------------------------------------
 
     @precondition(_can("reject"))
-    @rule(vid=_vid_for("reject"))
-    def reject(self, vid: Vid) -> None:
-        """The scheduler cannot serve a request."""
-        self.happen("reject", vid)
+    @rule(action=_one("reject"))
+    def reject(self, action: Action) -> None:
+        """A scheduler cannot serve a request."""
+        self.happen(action)
 
-    @precondition(lambda machine: machine.world.launchable)
-    @rule(vids=_drawn(lambda machine: _some(machine.world.launchable, at_least=1)))
-    def launch(self, vids: list[Vid]) -> None:
+    @precondition(_can("expire"))
+    @rule(action=_one("expire"))
+    def expire(self, action: Action) -> None:
+        """The deadline of a request passes at its scheduler."""
+        self.happen(action)
+
+    @precondition(_can("retract"))
+    @rule(action=_one("retract"))
+    def retract(self, action: Action) -> None:
+        """A request has to give its blocks up."""
+        self.happen(action)
+
+    @precondition(lambda machine: bool(machine.launchable))
+    @rule(data=st.data())
+    def launch(self, data: st.DataObject) -> None:
         """A batch goes to the device."""
-        self.happen("launch", *vids)
+        number = data.draw(st.sampled_from(self.launchable), label="replica")
+        vids = data.draw(_some(self.world.replicas[number].launchable, at_least=1), label="vids")
+        self.happen(Action("launch", tuple(vids), replica=number))
 
-    @precondition(lambda machine: machine.world.batch)
-    @rule(ends=_drawn(lambda machine: _some(machine.world.batch)))
-    def land(self, ends: list[Vid]) -> None:
-        """The batch comes back; those that have all their tokens end, and some others."""
-        self.happen("land", *sorted({*ends, *self.world.must_end}))
+    @precondition(lambda machine: bool(machine.landing))
+    @rule(data=st.data())
+    def land(self, data: st.DataObject) -> None:
+        """A batch comes back; those that have all their tokens end, and some others."""
+        number = data.draw(st.sampled_from(self.landing), label="replica")
+        must, may = self.world.replicas[number].may_end(self.world.bounds.tokens)
+        ends = data.draw(_some(may), label="ends") if may else []
+        self.happen(Action("land", (*must, *ends), replica=number))
 
-    @precondition(_can("replica is lost"))
-    @rule()
-    def replica_is_lost(self) -> None:
-        """Scheduler and detokenizer die."""
-        self.happen("replica is lost")
+    @precondition(lambda machine: machine.waited_for and bool(machine.possible("replica is lost")))
+    @rule(action=_one("replica is lost"), noticed=st.booleans())
+    def replica_is_lost(self, action: Action, noticed: bool) -> None:
+        """A scheduler and its detokenizer die, which may be noticed before what they said last has come."""
+        self.happen(action)
+        if noticed:
+            for notice in self.possible("loss is noticed"):
+                self.happen(notice)
 
     @precondition(lambda machine: not machine.anything)
     @rule()
     def rest(self) -> None:
         """All requests were made and are over: let the rest of the history pass."""
 
-    # --- what must hold ----------------------------------------------------------------
 
-    @precondition(lambda machine: bool(violations(machine.world)))
-    @invariant()
-    def rules_hold(self) -> None:
-        """No rule is broken.
-
-        The precondition keeps it out of the failing program but for the one time that it is broken.
-
-        Raises:
-            RuleBroken: one is.
-        """
-        self._break()
-
-    def teardown(self) -> None:
-        """Let everything come to its end without new work, and see that nothing is left."""
-        if self.broken is None:
-            for action in self._drain():
-                self.happen(action.name, *action.vids)
-                if violations(self.world):
-                    self.rules_hold()
-            if not self.world.settled or len(self.world.front):
-                self._break("8: no new work comes, and yet it does not become quiescent")
-
-    def _break(self, *rules: str) -> NoReturn:
-        found = counterexample(self.parts, self.bounds, self.actions)
-        self.broken = RuleBroken(found._replace(rules=found.rules + rules))
-        raise self.broken
-
-    def _drain(self) -> Iterator[Action]:
-        # Each action uses something up (a message, a token, a request that lives), so there are not many;
-        # a machine that is at fault may go round for ever.
-        for _ in range(100 * self.bounds.uses):
-            world = self.world
-            yours = [action for action in world.singles() if action.name not in _NOT_DRAINING]
-            if yours:
-                yield yours[0]
-            elif world.batch:
-                yield Action("land", world.batch)
-            elif world.launchable:
-                yield Action("launch", tuple(world.launchable))
-            else:
-                return
-
-
-_NOT_DRAINING: Final = frozenset({"submit", "leave", "reject", "replica is lost"})
-_Item = TypeVar("_Item")
-
-
-def _some(items: list[_Item] | tuple[_Item, ...], *, at_least: int = 0) -> st.SearchStrategy[list[_Item]]:
+def _some(items: list[Vid], *, at_least: int = 0) -> st.SearchStrategy[list[Vid]]:
     return st.lists(st.sampled_from(items), unique=True, min_size=at_least)
 
 
-def lifecycle_machine(
-    parts: Parts = Parts(),  # noqa: B008  immutable
-    bounds: Bounds = LARGE,
-) -> type[LifecycleMachine]:
-    """Return a LifecycleMachine of other parts, or within other bounds."""
-    return type("LifecycleMachine", (LifecycleMachine,), {"parts": parts, "bounds": bounds})
+def kind_of(make: Maker) -> type[History]:
+    """Return the kind of walk that tells most about a world."""
+    return LifecycleMachine if isinstance(make(), World) else Walk
+
+
+def lifecycle_machine(make: Maker) -> type[History]:
+    """Return a LifecycleMachine of other parts or within other bounds; for another world, its own walk."""
+    return walk_of(make, kind_of(make))
 
 
 def run_lifecycle(
-    parts: Parts = Parts(),  # noqa: B008  immutable
     seconds: float = 10.0,
     seed: int = 0,
     *,
-    bounds: Bounds = LARGE,
-    shrink: bool | None = None,
+    make: Maker | None = None,
+    shrink: bool = True,
     clock: Callable[[], float] = time.monotonic,
-) -> LifecycleReport:
+) -> WalkReport:
     """Walk random histories until a rule breaks or the time is up.
 
     Args:
-        parts: the classes that play the roles.
         seconds: how long; at least one round of histories is walked.
         seed: the same seed walks the same histories, as far as the time allows.
-        bounds: how large the worlds are.
-        shrink: whether to look for a shorter story, which may take minutes more; None: only if the parts are
-            the real ones, since a mutant is to be caught and not to be explained.
+        make: makes the initial world; None: one with everything, and those of the configurations as
+            far as the time allows.
+        shrink: whether to look for a shorter story, which may take minutes more.
         clock: what the seconds are read from.
     """
-    histories = 0
-
-    def teardown(machine: LifecycleMachine) -> None:
-        nonlocal histories
-        histories += 1
-        LifecycleMachine.teardown(machine)
-
-    counted = type("Counted", (lifecycle_machine(parts, bounds),), {"teardown": teardown})
-    if shrink is None:
-        shrink = parts == Parts()
-    phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
+    if make is not None:
+        return run_walk(make, seconds, seed, kind=kind_of(make), shrink=shrink, clock=clock)
+    makers = [LifecycleMachine.make, *(configuration.large for configuration in CONFIGURATIONS.values())]
     began = clock()
-    number = seed
-    while True:
-        try:
-            run_state_machine_as_test(hypothesis.seed(number)(counted), settings=_settings(phases))
-        except RuleBroken as broken:
-            return LifecycleReport(histories, (broken.counterexample,))
-        if clock() - began >= seconds:
-            return LifecycleReport(histories, ())
-        # Seeds of a round are far from those of the next run, which is likely to be started with seed + 1.
-        number += 1_000_003
-
-
-def _settings(phases: list[Phase]) -> hypothesis.settings:
-    return hypothesis.settings(
-        max_examples=HISTORIES_A_ROUND,
-        stateful_step_count=STEPS,
-        phases=phases,
-        database=None,
-        deadline=None,
-        print_blob=False,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]  its metaclass is odd
-        verbosity=Verbosity.quiet,
-    )
+    histories = 0
+    for number, each in enumerate(makers):
+        left = seconds - (clock() - began)
+        if number and left <= 0:
+            break
+        share = left / (len(makers) - number)
+        report = run_walk(each, share, seed, kind=kind_of(each), shrink=shrink, clock=clock)
+        histories += report.histories
+        if report.violations:
+            return WalkReport(histories, report.violations)
+    return WalkReport(histories, ())

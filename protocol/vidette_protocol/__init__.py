@@ -10,8 +10,11 @@ Where to look:
 - `plain`       messages as values that JSON has
 - `pydantic`    our structs as bodies of a FastAPI app; the one module that needs pydantic
 - `ext`         arrays, tensors and pointers to them inside messages
-- `lifecycle`   the life of a request: one pure machine for each of front, scheduler, detokenizer
-- `world`       the three machines joined by links into one value that can be explored
+- `lifecycle`   the life of a request: one pure machine for each of front, scheduler, detokenizer; and those
+                beside them, of control calls, links, and an arena's credits
+- `exploring`   what can be explored: a whole protocol as one value
+- `world`       fronts, schedulers and detokenizers, joined by links into such a value
+- `small_worlds` worlds of one part each: control calls, handshakes, an arena, a ring of bounded links
 - `invariants`  what must hold in every world
 - `trace`       judges what passed the links of an engine, after the fact
 - `normalise`   a request as items, one for each answer

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +46,34 @@ def test_random_histories_and_frames_break_nothing(capsys: pytest.CaptureFixture
 def test_a_mutant_nobody_knows_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fuzz", "explore", "--mutant", "nobody"]) == 2
     assert "missing-vid-check" in capsys.readouterr().err
+
+
+def test_an_exploration_is_gone_on_with(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command = [
+        "fuzz",
+        "explore",
+        "--budget",
+        "0.5s",
+        "--workers",
+        "1",
+        "--json",
+        "--resume",
+        str(tmp_path / "s"),
+    ]
+    assert main(command) == 0
+    assert zipfile.is_zipfile(tmp_path / "s")
+    assert main(command) == 0
+    assert checks(capsys)["states"] > 1000
+
+
+def test_what_cannot_be_gone_on_with_is_bad_usage(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    saved = tmp_path / "s"
+    with zipfile.ZipFile(saved, "w") as archive:
+        archive.writestr("core", b'{"fingerprint": "another"}\n')
+    assert main(["fuzz", "explore", "--budget", "1s", "--resume", str(saved)]) == 2
+    assert "saved by another version" in capsys.readouterr().err
+
+
+def test_no_workers_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuzz", "explore", "--budget", "1s", "--workers", "0"]) == 2
+    assert "--workers 0" in capsys.readouterr().err

@@ -82,7 +82,9 @@ def test_limits_are_decided_where_the_page_says(section: str) -> None:
         assert re.search(rf"\b{name}\b", (ROOT / file).read_text()), f"{file} does not mention {name}"
 
 
-@pytest.mark.parametrize("name", ["reference/lifecycle.md", "protocol.md", "reference/messages.md"])
+@pytest.mark.parametrize(
+    "name", ["reference/lifecycle.md", "protocol.md", "reference/messages.md", "reference/mutants.md"]
+)
 def test_pages_are_drawn_from_what_the_code_runs_on(name: str) -> None:
     made = runpy.run_path(str(ROOT / "docs/make_reference.py"))
     assert name in made["PAGES"]

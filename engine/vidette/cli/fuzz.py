@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from vidette.cli._run import say
 from vidette.errors import UsageError
 from vidette.testing.report import Check, check, make_report
 
 if TYPE_CHECKING:
-    from vidette_fuzz.mutants import Mutant
+    from vidette_fuzz.mutant import Mutant
 
 FRAMES_A_ROUND = 20_000
 
@@ -23,6 +25,13 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     explore.add_argument("--budget", type=_seconds, default=60.0, metavar="SECONDS", help="such as 60s")
     explore.add_argument(
         "--mutant", metavar="NAME|all", help="explore a seeded bug, or check that all are caught"
+    )
+    explore.add_argument("--workers", type=int, metavar="N", help="processes at a time (default: one a core)")
+    explore.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="go on from FILE if it exists; how far it came is kept there",
     )
     lifecycle = kinds.add_parser("lifecycle", help="walk random histories of requests")
     lifecycle.add_argument("--mutant", metavar="NAME|all", help="as with explore")
@@ -43,65 +52,86 @@ def fuzz(options: argparse.Namespace) -> int:
     except ImportError as error:
         raise UsageError(f"{error.name} is not installed; `pip install vidette[fuzz]` adds it") from error
     run = {"explore": _explore, "lifecycle": _lifecycle, "codec": _codec}[options.kind]
-    checks, stories, failed = run(options)
-    for story in stories:
+    result = run(options)
+    for story in result.stories:
         say(story)
     if options.json:
-        print(make_report(f"fuzz {options.kind}", checks).to_json())
-    return 1 if failed else 0
+        print(make_report(f"fuzz {options.kind}", result.checks, notes=list(result.notes)).to_json())
+    return 1 if result.failed else 0
 
 
-Result = tuple[list[Check], list[str], bool]
-"""Checks, stories of what was found, and whether that makes the run fail."""
+class Result(NamedTuple):
+    """What a run found.
+
+    Args:
+        checks: for other programs.
+        stories: of what was found.
+        failed: whether that makes the run fail.
+        notes: sentences for the report.
+    """
+
+    checks: list[Check]
+    stories: list[str]
+    failed: bool
+    notes: Sequence[str] = ()
 
 
 def _explore(options: argparse.Namespace) -> Result:
-    from vidette_fuzz.explore import CONFIGURATIONS, LONG_CONFIGURATIONS, explore, explore_all  # noqa: PLC0415
+    from vidette_fuzz.explore import SavedByAnother, explore  # noqa: PLC0415
+    from vidette_fuzz.workers import Outcome, explore_all  # noqa: PLC0415
 
-    def caught(mutant: Mutant) -> list[str]:
-        found = explore(mutant.parts, mutant.bounds).violation
-        return [] if found is None else [str(found)]
+    def caught(mutant: Mutant) -> tuple[str | None, str]:
+        found = explore(mutant.small)
+        story = found.violation
+        if story is None:
+            return None, f"none of {found.states} states"
+        return str(story), f"{len(story.story)} steps, after {found.states} states and {found.seconds:.2f} s"
+
+    def tell(outcome: Outcome) -> None:
+        say(str(outcome))
+        notes.append(str(outcome))
 
     if options.mutant is not None:
         return _mutants(options.mutant, caught)
-    configurations = {**CONFIGURATIONS, **LONG_CONFIGURATIONS}
-    explorations = explore_all(options.budget, configurations=configurations)
-    for name, exploration in explorations:
-        reach = "all of them" if exploration.complete else f"up to depth {exploration.depth}"
-        say(f"{name}: {exploration.states} states, {reach}, {exploration.states_per_s:.0f} a second")
-    states = sum(exploration.states for _, exploration in explorations)
-    seconds = sum(exploration.seconds for _, exploration in explorations)
-    violations = [e.violation for _, e in explorations if e.violation is not None]
+    if options.workers is not None and options.workers < 1:
+        raise UsageError(f"--workers {options.workers} is not at least 1")
+    notes: list[str] = []
+    began = time.monotonic()
+    try:
+        outcomes = explore_all(options.budget, workers=options.workers, saved=options.resume, report=tell)
+    except SavedByAnother as error:
+        raise UsageError(f"{options.resume}: {error}; take it away to begin anew") from error
+    seconds = time.monotonic() - began
+    stories = [f"{outcome.name}:\n{outcome.story}" for outcome in outcomes if outcome.story is not None]
     checks = [
-        check("states", states, "states"),
-        check("states_per_s", states / seconds if seconds else 0, "1/s"),
-        check("depth", max(exploration.depth for _, exploration in explorations), "steps"),
-        check("violations", len(violations), "stories"),
+        check("states", sum(outcome.whole + outcome.states for outcome in outcomes), "states"),
+        check("states_per_s", sum(outcome.new for outcome in outcomes) / seconds, "1/s"),
+        check("depth", max(outcome.depth for outcome in outcomes), "steps"),
+        check("violations", len(stories), "stories"),
     ]
-    return checks, list(map(str, violations)), bool(violations)
+    return Result(checks, stories, bool(stories), notes)
 
 
 def _lifecycle(options: argparse.Namespace) -> Result:
     from vidette_fuzz.machines import run_lifecycle  # noqa: PLC0415
 
-    def caught(mutant: Mutant) -> list[str]:
-        report = run_lifecycle(mutant.parts, options.seconds, options.seed, bounds=mutant.bounds)
-        return list(map(str, report.violations))
+    def caught(mutant: Mutant) -> tuple[str | None, str]:
+        report = run_lifecycle(options.seconds, options.seed, make=mutant.large, shrink=False)
+        found = f"{report.histories} histories"
+        return (str(report.violations[0]) if report.violations else None), found
 
     if options.mutant is not None:
         return _mutants(options.mutant, caught)
-    report = run_lifecycle(seconds=options.seconds, seed=options.seed)
+    report = run_lifecycle(options.seconds, options.seed)
     say(f"{report.histories} histories")
     checks = [
         check("histories", report.histories, "histories"),
         check("violations", len(report.violations), "stories"),
     ]
-    return checks, list(map(str, report.violations)), bool(report.violations)
+    return Result(checks, list(map(str, report.violations)), bool(report.violations))
 
 
 def _codec(options: argparse.Namespace) -> Result:
-    import time  # noqa: PLC0415
-
     from vidette_fuzz.frames import run_codec  # noqa: PLC0415
 
     end, frames, found = time.monotonic() + options.seconds, 0, list[str]()
@@ -110,24 +140,27 @@ def _codec(options: argparse.Namespace) -> Result:
         frames += report.frames
         found += report.violations
     say(f"{frames} frames")
-    return [check("frames", frames, "frames"), check("violations", len(found), "frames")], found, bool(found)
+    checks = [check("frames", frames, "frames"), check("violations", len(found), "frames")]
+    return Result(checks, found, bool(found))
 
 
-def _mutants(name: str, stories_of: Callable[[Mutant], list[str]]) -> Result:
+def _mutants(name: str, hunt: Callable[[Mutant], tuple[str | None, str]]) -> Result:
     """Hunt one mutant, whose story makes the run fail; or all of them, of which each must be caught."""
     from vidette_fuzz.mutants import MUTANTS  # noqa: PLC0415
 
     if name != "all" and name not in MUTANTS:
         raise UsageError(f"there is no mutant {name!r}; there are {', '.join(MUTANTS)} and all")
     hunted = list(MUTANTS.values()) if name == "all" else [MUTANTS[name]]
-    found = {mutant.name: stories_of(mutant) for mutant in hunted}
+    stories = []
     for mutant in hunted:
-        say(f"{mutant.name}: {'caught' if found[mutant.name] else 'SURVIVED'} ({mutant.report})")
-    killed = sum(map(bool, found.values()))
-    checks = [check("mutants", len(hunted), "mutants"), check("killed", killed, "mutants")]
+        story, effort = hunt(mutant)
+        if story is not None:
+            stories.append(story)
+        say(f"{mutant.name}: {'SURVIVED' if story is None else 'caught'}, {effort} ({mutant.report})")
+    checks = [check("mutants", len(hunted), "mutants"), check("killed", len(stories), "mutants")]
     if name == "all":
-        return checks, [], killed < len(hunted)
-    return checks, found[name], bool(killed)
+        return Result(checks, [], len(stories) < len(hunted))
+    return Result(checks, stories, bool(stories))
 
 
 def _seconds(text: str) -> float:
