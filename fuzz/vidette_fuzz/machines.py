@@ -56,7 +56,7 @@ class LifecycleMachine(History):
     """A world of the real machines, with everything in it."""
 
     make: ClassVar[Maker] = staticmethod(requests(LARGE))
-    world: World
+    world: World  # pyright: ignore[reportIncompatibleVariableOverride]  it is made by `make` alone
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ def run_lifecycle(
     """
     if make is not None:
         return run_walk(make, seconds, seed, kind=kind_of(make), shrink=shrink, clock=clock)
-    makers = [LifecycleMachine.make, *(configuration.large for configuration in CONFIGURATIONS.values())]
+    makers = [requests(LARGE), *(configuration.large for configuration in CONFIGURATIONS.values())]
     began = clock()
     histories = 0
     for number, each in enumerate(makers):

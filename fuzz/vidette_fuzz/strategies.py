@@ -257,6 +257,7 @@ def _requests() -> st.SearchStrategy[TokenizedGenerateReqInput]:
         input_ids=_prompts(),
         sampling_params=sampling_params(),
         token_ids_logprob=st.none() | _prompts(),
+        resumed_output_ids=st.none() | _prompts(),
     )
 
 

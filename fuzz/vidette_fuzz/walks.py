@@ -64,7 +64,7 @@ class History(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world: Explorable[Any] = type(self).make()
+        self.world: Explorable[Any] = type(self).make()  # pyright: ignore[reportAttributeAccessIssue]  it is static
         self.actions: list[Any] = []
         self.broken: RuleBroken | None = None
 
@@ -99,7 +99,8 @@ class History(RuleBasedStateMachine):
         self._break("8: no new work comes, and yet it does not become quiescent")
 
     def _break(self, *rules: str) -> NoReturn:
-        found = counterexample(type(self).make, self.actions)
+        make: Maker = type(self).make  # pyright: ignore[reportAttributeAccessIssue]  it is static
+        found = counterexample(make, self.actions)
         self.broken = RuleBroken(found._replace(rules=found.rules + rules))
         raise self.broken
 

@@ -41,6 +41,8 @@ def test_random_histories_and_frames_break_nothing(capsys: pytest.CaptureFixture
     assert checks(capsys)["histories"] > 0
     assert main(["fuzz", "codec", "--seconds", "0.5", "--json"]) == 0
     assert checks(capsys)["frames"] > 0
+    assert main(["fuzz", "codec", "--seconds", "0", "--frames", "25000", "--json"]) == 0
+    assert checks(capsys)["frames"] == 40_000  # whole rounds
 
 
 def test_a_mutant_nobody_knows_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:

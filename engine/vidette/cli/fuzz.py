@@ -36,6 +36,9 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     lifecycle = kinds.add_parser("lifecycle", help="walk random histories of requests")
     lifecycle.add_argument("--mutant", metavar="NAME|all", help="as with explore")
     codec = kinds.add_parser("codec", help="decode frames that were tampered with")
+    codec.add_argument(
+        "--frames", type=int, default=0, metavar="N", help="go on until there were so many, if that is longer"
+    )
     for kind in (lifecycle, codec):
         kind.add_argument("--seconds", type=float, default=30.0, metavar="N", help="how long (default: 30)")
         kind.add_argument(
@@ -135,7 +138,7 @@ def _codec(options: argparse.Namespace) -> Result:
     from vidette_fuzz.frames import run_codec  # noqa: PLC0415
 
     end, frames, found = time.monotonic() + options.seconds, 0, list[str]()
-    while not found and time.monotonic() < end:
+    while not found and (time.monotonic() < end or frames < options.frames):
         report = run_codec(FRAMES_A_ROUND, options.seed + frames)
         frames += report.frames
         found += report.violations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import anyio
 import msgspec
@@ -31,6 +32,7 @@ async def run_detokenizer(
     table: TokenTable,
     incarnation: int = 0,
     recorder: Recorder | None = None,
+    make: Callable[[TokenTable], Detokenizer] = Detokenizer,
 ) -> None:
     """Serve one scheduler until it says shutdown or is gone.
 
@@ -40,6 +42,7 @@ async def run_detokenizer(
         table: the bytes of each token.
         incarnation: how often a detokenizer was started before in this engine.
         recorder: records what comes from the scheduler.
+        make: builds what keeps the texts.
 
     Raises:
         RemoteProtocolError: one of the others broke the protocol.
@@ -66,7 +69,7 @@ async def run_detokenizer(
             await inward.receive_hello()
             await outward.receive_hello()
             outward.post(Ready(role="detokenizer"))
-            await _pump(inward, outward, Detokenizer(table))
+            await _pump(inward, outward, make(table))
         except LinkClosed:
             pass
         finally:

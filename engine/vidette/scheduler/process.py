@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -19,7 +20,7 @@ from vidette._custom import Handlers
 from vidette.config import EngineConfig
 from vidette.scheduler.compute import ComputeThread
 from vidette.scheduler.handlers import Answering
-from vidette.scheduler.loop import StepLoop
+from vidette.scheduler.loop import Command, StepLoop
 from vidette.transport.capture import Recorder
 from vidette.transport.channel import Channel, FrameChannel
 from vidette.transport.framing import LinkClosed
@@ -50,6 +51,13 @@ from vidette_protocol.messages.catalogue import (
 
 ThreadNews = StepLoop | list[Vid]
 """From the thread: the loop once it is ready, then vids as they end."""
+
+
+class Steps(Protocol):
+    """What drives the step loop, as far as the loop of events sees it; a `ComputeThread`, or a simulation."""
+
+    def post(self, command: Command, /) -> None:
+        """Hand a command to the next step, without blocking."""
 
 
 async def run_scheduler(
@@ -118,10 +126,10 @@ async def _serve(
     returned = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_run_thread, thread, returned, tasks.cancel_scope)
-        lives = _Lives(thread, tasks)
+        lives = Lives(thread, tasks)
         tasks.start_soon(_hear_thread, up, news, lives, config)
         try:
-            if await _hear_front(up, thread, lives, config, Answering(handlers, up, tasks)):
+            if await hear_front(up, thread, lives, config, Answering(handlers, up, tasks)):
                 await returned.wait()
         finally:
             thread.stop()
@@ -139,7 +147,7 @@ async def _run_thread(thread: ComputeThread, returned: anyio.Event, scope: anyio
     returned.set()
 
 
-async def _hear_thread(up: Link, news: Mailbox[ThreadNews], lives: _Lives, config: EngineConfig) -> None:
+async def _hear_thread(up: Link, news: Mailbox[ThreadNews], lives: Lives, config: EngineConfig) -> None:
     while True:
         item = await news.receive()
         if isinstance(item, StepLoop):
@@ -155,8 +163,8 @@ async def _hear_thread(up: Link, news: Mailbox[ThreadNews], lives: _Lives, confi
             lives.end(item)
 
 
-async def _hear_front(
-    up: Link, thread: ComputeThread, lives: _Lives, config: EngineConfig, answering: Answering
+async def hear_front(
+    up: Link, thread: Steps, lives: Lives, config: EngineConfig, answering: Answering
 ) -> bool:
     """Take the front's messages until it says shutdown (True) or is gone (False)."""
     try:
@@ -205,10 +213,10 @@ def _refuse(question: ControlReq) -> ControlOutput:
     )
 
 
-class _Lives:
+class Lives:
     """The lifetime tasks: one per vid that the thread was asked for and has not ended."""
 
-    def __init__(self, thread: ComputeThread, tasks: anyio.abc.TaskGroup) -> None:
+    def __init__(self, thread: Steps, tasks: anyio.abc.TaskGroup) -> None:
         self._thread = thread
         self._tasks = tasks
         self._lives: dict[Vid, _Life] = {}
@@ -253,6 +261,10 @@ class _Lives:
             if life is not None:
                 life.over.set()
 
+    def __len__(self) -> int:
+        """Return how many tasks there are."""
+        return len(self._lives)
+
     async def _live(self, vid: Vid, life: _Life) -> None:
         try:
             with life.scope:
@@ -276,7 +288,7 @@ class _Life:
         """Note that the thread was told."""
         self._left = True
 
-    def leave(self, thread: ComputeThread, abort: AbortReq) -> None:
+    def leave(self, thread: Steps, abort: AbortReq) -> None:
         """Post the abort, unless it was posted or the request is over."""
         if not (self._left or self.over.is_set()):
             self._left = True

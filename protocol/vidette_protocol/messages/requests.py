@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 from vidette_protocol.messages.base import BaseBatchReq, BaseReq, Seconds
 from vidette_protocol.messages.columns import EMPTY, Listed, view_i32
@@ -131,26 +132,27 @@ class TokenizedEmbeddingReqInput(BaseReq, tag=Tag.TOKENIZED_EMBEDDING, kw_only=T
         return _check_ids(self.input_ids)
 
 
-class BatchTokenizedGenerateReqInput(
-    BaseBatchReq, tag=Tag.BATCH_TOKENIZED_GENERATE, kw_only=True, frozen=True
-):
-    """Front to scheduler: requests that were submitted together. The front takes their slots all or none.
+Req = TypeVar("Req", TokenizedGenerateReqInput, TokenizedEmbeddingReqInput)
+
+
+class BatchReqs(BaseBatchReq, Generic[Req], kw_only=True, frozen=True):
+    """Base of requests of one kind that were submitted together.
 
     Args:
         reqs: at least one, no vid twice.
     """
 
-    reqs: Listed[TokenizedGenerateReqInput]
+    reqs: Listed[Req]
 
     def __len__(self) -> int:
         """Return the number of requests."""
         return len(self.reqs)
 
-    def __iter__(self) -> Iterator[TokenizedGenerateReqInput]:
+    def __iter__(self) -> Iterator[Req]:
         """Iterate over the requests."""
         return iter(self.reqs)
 
-    def __getitem__(self, row: int) -> TokenizedGenerateReqInput:
+    def __getitem__(self, row: int) -> Req:
         """Return one request."""
         return self.reqs[row]
 
@@ -166,45 +168,21 @@ class BatchTokenizedGenerateReqInput(
 
     def check_columns(self) -> str | None:
         """Return in a sentence what the front must not have sent, or None."""
-        return _check_batch(self.reqs)
+        if not self.reqs or len(set(self.vids)) != len(self.reqs):
+            return f"{len(self.reqs)} requests, of which none may be missing and no vid come twice"
+        return next((fault for req in self.reqs if (fault := req.check_columns()) is not None), None)
+
+
+class BatchTokenizedGenerateReqInput(
+    BatchReqs[TokenizedGenerateReqInput], tag=Tag.BATCH_TOKENIZED_GENERATE, kw_only=True, frozen=True
+):
+    """Front to scheduler: requests that were submitted together. The front takes their slots all or none."""
 
 
 class BatchTokenizedEmbeddingReqInput(
-    BaseBatchReq, tag=Tag.BATCH_TOKENIZED_EMBEDDING, kw_only=True, frozen=True
+    BatchReqs[TokenizedEmbeddingReqInput], tag=Tag.BATCH_TOKENIZED_EMBEDDING, kw_only=True, frozen=True
 ):
-    """Front to scheduler: texts to embed that were submitted together.
-
-    Args:
-        reqs: at least one, no vid twice.
-    """
-
-    reqs: Listed[TokenizedEmbeddingReqInput]
-
-    def __len__(self) -> int:
-        """Return the number of requests."""
-        return len(self.reqs)
-
-    def __iter__(self) -> Iterator[TokenizedEmbeddingReqInput]:
-        """Iterate over the requests."""
-        return iter(self.reqs)
-
-    def __getitem__(self, row: int) -> TokenizedEmbeddingReqInput:
-        """Return one request."""
-        return self.reqs[row]
-
-    @property
-    def vids(self) -> list[int]:
-        """The vid of each request."""
-        return [req.vid for req in self.reqs]
-
-    @property
-    def rids(self) -> list[str]:
-        """The rid of each request."""
-        return [req.rid for req in self.reqs]
-
-    def check_columns(self) -> str | None:
-        """Return in a sentence what the front must not have sent, or None."""
-        return _check_batch(self.reqs)
+    """Front to scheduler: texts to embed that were submitted together."""
 
 
 class AbortReq(BaseReq, tag=Tag.ABORT, kw_only=True, frozen=True):
@@ -228,11 +206,3 @@ def _check_ids(column: memoryview | None) -> str | None:
     if column is not None and (column.nbytes == 0 or column.nbytes % 4):
         return f"token ids of {column.nbytes} bytes, not one or more int32"
     return None
-
-
-def _check_batch(
-    reqs: list[TokenizedGenerateReqInput] | list[TokenizedEmbeddingReqInput],
-) -> str | None:
-    if not reqs or len({req.vid for req in reqs}) != len(reqs):
-        return f"{len(reqs)} requests, of which none may be missing and no vid come twice"
-    return next((fault for req in reqs if (fault := req.check_columns()) is not None), None)

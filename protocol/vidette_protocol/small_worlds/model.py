@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 
 class Step(NamedTuple):
@@ -44,8 +44,8 @@ class Model(ABC):
         """Return a hashable picture; equal pictures have like futures, and break the same rules."""
 
     @abstractmethod
-    def tell(self, step: Step, after: Self) -> str:
-        """Return in a line what a step does; `after` is what it leads to."""
+    def tell(self, step: Step, after: Any) -> str:
+        """Return in a line what a step does; `after`, of the same class, is what it leads to."""
 
     @abstractmethod
     def _act(self, step: Step) -> None:

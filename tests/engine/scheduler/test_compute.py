@@ -20,7 +20,7 @@ from tests.engine.scheduler.conftest import DEADLINE, ENDLESS, FakeModel, GatedM
 
 from vidette.models import StepPlan
 from vidette.scheduler.compute import ComputeThread
-from vidette.scheduler.loop import Command, StepLoop
+from vidette.scheduler.loop import DEADLINE_GRACE, EXPIRED, Command, StepLoop
 from vidette.transport.framing import FrameReader, LinkClosed
 from vidette.transport.mailbox import Bell
 from vidette.transport.sink import Sink
@@ -106,6 +106,7 @@ class Running:
         self.loops: queue.Queue[StepLoop] = queue.Queue()
         self.over: queue.Queue[list[Vid]] = queue.Queue()
         self.steps = 0
+        self._now = 0.0
         self.error: BaseException | None = None
         self.compute = ComputeThread(
             self._make_loop,
@@ -123,8 +124,13 @@ class Running:
             self.over.put(news)
 
     def _clock(self) -> float:
+        """Tell the time: of every step, and whenever it goes to sleep before a deadline."""
         self.steps += 1
-        return 0.0
+        return self._now
+
+    def turn_clock_to(self, now: float) -> None:
+        """Let so much time have passed."""
+        self._now = now
 
     def _run(self) -> None:
         try:
@@ -421,3 +427,52 @@ def test_a_reader_that_goes_while_something_is_parked_ends_it_at_once() -> None:
         running.wait_asleep(full=True)
         running.reader.sock.close()
         assert isinstance(running.join(), LinkClosed)
+
+
+# --- deadlines -------------------------------------------------------------------------------------
+
+
+def test_one_expires_although_the_reader_of_the_output_is_stuck() -> None:
+    """The clock alone makes it end: nobody reads, nobody posts, and nothing may be computed."""
+    with Running(little_room=True, high_water=3000) as running:
+        running.post(request(1, max_new_tokens=ENDLESS, deadline_s=0.0))
+        running.wait_asleep(full=True)
+        running.turn_clock_to(DEADLINE_GRACE)  # the wait has a limit, and the time of that has come
+        assert running.over.get(timeout=DEADLINE) == [1]
+        running.wait_asleep(full=True)
+        assert running.loops.get().ledger().blocks_used == 0
+        assert running.reader.read_until_end_of(1) == EXPIRED
+
+
+def test_one_that_waits_expires_while_nothing_can_be_read() -> None:
+    with Running(little_room=True, high_water=3000) as running:
+        running.post(request(1, max_new_tokens=ENDLESS))
+        running.wait_asleep(full=True)
+        running.post(request(2, deadline_s=0.0))
+        wait_until(lambda: running.loops.queue[0].ledger().live == 2)
+        running.turn_clock_to(DEADLINE_GRACE)
+        assert running.over.get(timeout=DEADLINE) == [2]
+        assert running.reader.read_until_end_of(2) == EXPIRED
+
+
+def test_a_deadline_far_away_lets_it_sleep() -> None:
+    """So far that poll(2) knows no such time."""
+    with Running(little_room=True, high_water=3000) as running:
+        running.post(request(1, max_new_tokens=ENDLESS, deadline_s=1e300))
+        running.wait_asleep(full=True)
+        steps = running.steps
+        running.thread.join(0.05)
+        assert running.steps - steps <= 1
+        running.post(AbortReq(vid=1))
+        assert running.reader.read_until_end_of(1).type == "abort"
+
+
+def test_an_end_before_the_deadline_leaves_no_alarm() -> None:
+    with Running() as running:
+        running.post(request(1, max_new_tokens=3, deadline_s=0.0))
+        running.reader.read_until_end_of(1)
+        running.wait_asleep()
+        steps = running.steps
+        running.turn_clock_to(DEADLINE_GRACE)
+        running.thread.join(0.05)
+        assert running.steps == steps

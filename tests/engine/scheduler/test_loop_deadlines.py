@@ -156,7 +156,7 @@ def test_many_that_are_due_at_once_end_in_one_message_the_earliest_first() -> No
     driver.now = DUE
     effects = driver.step(HeartbeatReq(id=1))
     assert effects.over == list(range(9, -1, -1))
-    rows, answer = effects.messages
+    _, answer = effects.messages
     assert answer == HeartbeatReq(id=1, scheduler=SchedulerLedger(steps=1))
     driver.assert_nothing_is_held()
 

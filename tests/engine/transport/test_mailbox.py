@@ -6,6 +6,7 @@ import contextlib
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -264,6 +265,36 @@ def test_a_reader_that_goes_wakes_who_waits_for_its_room(
     right.close()
     thread.join(DEADLINE)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-9, 0.01])
+def test_a_wait_ends_with_its_time_and_not_before(bell: Bell, seconds: float) -> None:
+    before = time.monotonic()
+    bell.wait(seconds=seconds)  # nobody rings
+    assert time.monotonic() - before >= seconds
+    bell.ring()
+    bell.wait()  # and nothing of the ring was used up
+
+
+def test_a_wait_ends_with_its_time_while_the_descriptor_is_full(
+    bell: Bell, small_pair: tuple[socket.socket, socket.socket]
+) -> None:
+    left, _ = small_pair
+    _fill(left)
+    bell.wait(left.fileno(), seconds=0.01)
+
+
+@pytest.mark.parametrize("seconds", [DEADLINE, 1e7, 1e300])
+def test_a_ring_ends_a_wait_before_its_time_however_long_that_is(
+    bell: Bell, wait_blocked: WaitBlocked, seconds: float
+) -> None:
+    thread = threading.Thread(target=bell.wait, kwargs={"seconds": seconds})
+    thread.start()
+    wait_blocked(thread, Bell.wait)
+    bell.ring()
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
+    bell.wait(seconds=0)  # the ring is used up: this one ends with its time
 
 
 def _fill(sock: socket.socket) -> None:

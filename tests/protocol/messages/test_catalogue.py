@@ -34,6 +34,7 @@ from vidette_protocol.messages.catalogue import (
 from vidette_protocol.messages.multimodal import MultimodalProcessorOutput
 from vidette_protocol.messages.outputs import StepColumns
 from vidette_protocol.messages.pickled import PickleWrapper
+from vidette_protocol.messages.requests import BatchReqs
 from vidette_protocol.messages.tags import FIRST_USER_TAG, NEVER, RESERVED
 from vidette_protocol.messages.weights import WeightUpdateReq
 
@@ -88,7 +89,16 @@ def test_the_catalogue_has_each_class_once_and_all_there_are() -> None:
         return {cls}.union(*map(below, cls.__subclasses__()))
 
     ours = {cls for cls in below(Message) if cls.__module__.startswith("vidette_protocol.")}
-    bases = {Message, BaseReq, BaseBatchReq, ControlReq, ControlOutput, WeightUpdateReq, StepColumns}
+    bases = {
+        Message,
+        BaseReq,
+        BaseBatchReq,
+        BatchReqs,
+        ControlReq,
+        ControlOutput,
+        WeightUpdateReq,
+        StepColumns,
+    }
     bases |= {cls for cls in ours if cls.__name__.endswith("Mixin")}
     assert ours - bases == set(MESSAGES)
     assert len(set(MESSAGES)) == len(MESSAGES)
