@@ -43,9 +43,10 @@ format: $(VENV)/.installed-dev  ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
-fuzz: $(VENV)/.installed-dev  ## try to break the protocol in three ways, for SECONDS=60 each
+fuzz: $(VENV)/.installed-dev  ## try to break the protocol in four ways, for SECONDS=60 each
 	$(BIN)/vidette fuzz explore --budget $(SECONDS)s
 	$(BIN)/vidette fuzz lifecycle --seconds $(SECONDS) --seed $(SEED)
+	$(BIN)/vidette fuzz simulate --seconds $(SECONDS) --seed $(SEED)
 	$(BIN)/vidette fuzz codec --seconds $(SECONDS) --seed $(SEED) --frames 1000000
 
 bench: $(VENV)/.installed  ## measure the codec and the hand-over against pickle and ZeroMQ

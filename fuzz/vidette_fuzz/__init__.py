@@ -13,6 +13,8 @@ Where to look:
 - `back_mutants`    faults of schedulers and detokenizers
 - `call_mutants`    faults of control calls and handshakes
 - `credit_mutants`  faults of arenas and of bounded links
+- `simulate`    the engine's own code on a clock that jumps, against an adversary
+- `simulation`  the parts of that: links, clients, the world that is walked along
 - `stories`     a run of the protocol, told line by line
 - `tables`      the generated parts of the page about all this
 - `strategies`  Hypothesis strategies for every message, and for frames that were tampered with
@@ -23,5 +25,5 @@ Where to look:
 - `samples_control`   those of links, of control messages and of their answers
 
 Most of it needs nothing beyond the protocol; `frames` and the samples need NumPy as well, and `walks`,
-`machines` and `strategies` need Hypothesis (`pip install vidette[fuzz]`).
+`machines`, `simulate` and `strategies` need Hypothesis (`pip install vidette[fuzz]`).
 """

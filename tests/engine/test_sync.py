@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-from vidette import EngineClosed, RequestError, UsageError, sync
+from vidette import DuplicateRequest, EngineClosed, RequestError, RequestReplaced, UsageError, sync
 
 DEADLINE = 30.0
 ENDLESS = {"max_new_tokens": 8000, "ignore_eos": True}
@@ -63,6 +63,20 @@ def test_leaving_a_block_early_aborts(backend: Literal["asyncio", "trio"]) -> No
         for _ in range(3):
             with engine.generate("x", sampling_params=ENDLESS, rid="r") as stream:
                 next(iter(stream))
+        engine.wait_quiet()
+        assert engine.statistics().ledgers.total() == 0
+
+
+def test_a_name_is_refused_or_taken_over(backend: Literal["asyncio", "trio"]) -> None:
+    with sync.open_engine("toy", backend=backend) as engine:
+        with engine.generate("x", sampling_params=ENDLESS, rid="r") as first:
+            next(iter(first))
+            with pytest.raises(DuplicateRequest), engine.generate("y", sampling_params=SHORT, rid="r"):
+                pass
+            with engine.generate("y", sampling_params=SHORT, rid="r", on_duplicate="replace") as second:
+                with pytest.raises(RequestReplaced):
+                    first.read()
+                assert second.read().completion_tokens == 6
         engine.wait_quiet()
         assert engine.statistics().ledgers.total() == 0
 

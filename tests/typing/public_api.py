@@ -35,12 +35,25 @@ async def the_library() -> None:
     async with vidette.open_engine(vidette.EngineConfig(model="toy")) as engine:
         engine.generate([1, 2, 3], sampling_params=vidette.SamplingParams(temperature=0), rid="r")
         engine.generate(vidette.GenerateReqInput(text="text"))
+        engine.generate("text", rid="r", on_duplicate="replace")
+        engine.generate("text", on_duplicate="ignore")  # type: ignore[arg-type]
+        several = engine.generate_group(vidette.GenerateReqInput(text=["one", "two"]))
+        assert_type(several, AbstractAsyncContextManager[vidette.Group])
+        async with several as group:
+            assert_type(group.streams, tuple[vidette.Stream, ...])
+            assert_type((group.n, group.single), tuple[int, bool])
+            assert_type(await group.wait_ready(), tuple[int, ...])
+            assert_type(await group.read(), list[vidette.Completion])
+        try:
+            pass
+        except vidette.RequestReplaced as error:
+            assert_type(error.rid, str)
 
 
 def the_facade() -> None:
     with vidette.sync.open_engine("toy", backend="trio") as engine:
         assert_type(engine, vidette.sync.Engine)
-        with engine.generate("text") as stream:
+        with engine.generate("text", on_duplicate="refuse") as stream:
             assert_type(stream, vidette.sync.Stream)
             assert_type(stream.read(), vidette.Completion)
             for delta in stream:

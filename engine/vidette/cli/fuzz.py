@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from vidette.cli._run import say
 from vidette.errors import UsageError
@@ -39,12 +39,17 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     codec.add_argument(
         "--frames", type=int, default=0, metavar="N", help="go on until there were so many, if that is longer"
     )
-    for kind in (lifecycle, codec):
+    simulate = kinds.add_parser("simulate", help="run the engine on a clock that jumps, against an adversary")
+    simulate.add_argument("--mutant", metavar="NAME|all", help="as with explore, in the engine's own code")
+    replay = kinds.add_parser("replay", help="tell one history of simulate again")
+    replay.add_argument("seed", type=int, metavar="SEED", help="as simulate says it")
+    replay.add_argument("--mutant", metavar="NAME", help="with a seeded bug in the engine")
+    for kind in (lifecycle, codec, simulate):
         kind.add_argument("--seconds", type=float, default=30.0, metavar="N", help="how long (default: 30)")
         kind.add_argument(
             "--seed", type=int, default=0, metavar="N", help="of everything random (default: 0)"
         )
-    for kind in (explore, lifecycle, codec):
+    for kind in (explore, lifecycle, codec, simulate, replay):
         kind.add_argument("--json", action="store_true", help="print a report as the last line")
 
 
@@ -54,7 +59,13 @@ def fuzz(options: argparse.Namespace) -> int:
         import vidette_fuzz.machines  # noqa: F401, PLC0415
     except ImportError as error:
         raise UsageError(f"{error.name} is not installed; `pip install vidette[fuzz]` adds it") from error
-    run = {"explore": _explore, "lifecycle": _lifecycle, "codec": _codec}[options.kind]
+    run = {
+        "explore": _explore,
+        "lifecycle": _lifecycle,
+        "codec": _codec,
+        "simulate": _simulate,
+        "replay": _replay,
+    }[options.kind]
     result = run(options)
     for story in result.stories:
         say(story)
@@ -147,13 +158,71 @@ def _codec(options: argparse.Namespace) -> Result:
     return Result(checks, found, bool(found))
 
 
+def _simulate(options: argparse.Namespace) -> Result:
+    from vidette_fuzz.simulate import run_simulation  # noqa: PLC0415
+    from vidette_fuzz.simulation.mutants import ENGINE_MUTANTS, EngineMutant  # noqa: PLC0415
+
+    def caught(mutant: EngineMutant) -> tuple[str | None, str]:
+        report = run_simulation(options.seconds, options.seed, mutant.build)
+        return (str(report.violations[0]) if report.violations else None), f"{report.histories} histories"
+
+    if options.mutant is not None:
+        return _hunt(options.mutant, ENGINE_MUTANTS, caught)
+    report = run_simulation(options.seconds, options.seed)
+    hours = report.seconds / 3600
+    say(f"{report.histories} histories, {report.requests} requests, {hours:.1f} simulated hours")
+    checks = [
+        check("histories", report.histories, "histories"),
+        check("simulated_s", report.seconds, "s"),
+        check("faults", report.faults.total(), "faults"),
+        check("violations", len(report.violations), "stories"),
+        *(check(f"faults_{kind}", number, "faults") for kind, number in sorted(report.faults.items())),
+    ]
+    notes = [f"`vidette fuzz replay {history.seed}` tells it again" for history in report.violations]
+    return Result(checks, [*map(str, report.violations), *notes], bool(report.violations), notes)
+
+
+def _replay(options: argparse.Namespace) -> Result:
+    from vidette_fuzz.simulate import simulate  # noqa: PLC0415
+    from vidette_fuzz.simulation.engine import Build  # noqa: PLC0415
+    from vidette_fuzz.simulation.mutants import ENGINE_MUTANTS  # noqa: PLC0415
+
+    if options.mutant is not None and options.mutant not in ENGINE_MUTANTS:
+        raise UsageError(f"there is no mutant {options.mutant!r}; there are {', '.join(ENGINE_MUTANTS)}")
+    build = Build() if options.mutant is None else ENGINE_MUTANTS[options.mutant].build
+    history = simulate(options.seed, build)
+    checks = [
+        check("simulated_s", history.seconds, "s"),
+        check("faults", history.faults.total(), "faults"),
+        check("violations", len(history.violations), "rules"),
+    ]
+    return Result(checks, [str(history)], bool(history.violations))
+
+
+class _Named(Protocol):
+    """A mutant of either kind."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def report(self) -> str: ...
+
+
+M = TypeVar("M", bound=_Named)
+
+
 def _mutants(name: str, hunt: Callable[[Mutant], tuple[str | None, str]]) -> Result:
     """Hunt one mutant, whose story makes the run fail; or all of them, of which each must be caught."""
     from vidette_fuzz.mutants import MUTANTS  # noqa: PLC0415
 
-    if name != "all" and name not in MUTANTS:
-        raise UsageError(f"there is no mutant {name!r}; there are {', '.join(MUTANTS)} and all")
-    hunted = list(MUTANTS.values()) if name == "all" else [MUTANTS[name]]
+    return _hunt(name, MUTANTS, hunt)
+
+
+def _hunt(name: str, mutants: Mapping[str, M], hunt: Callable[[M], tuple[str | None, str]]) -> Result:
+    if name != "all" and name not in mutants:
+        raise UsageError(f"there is no mutant {name!r}; there are {', '.join(mutants)} and all")
+    hunted = list(mutants.values()) if name == "all" else [mutants[name]]
     stories = []
     for mutant in hunted:
         story, effort = hunt(mutant)

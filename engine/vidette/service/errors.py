@@ -38,6 +38,18 @@ class ErrorBody(Struct, frozen=True):
     error: ErrorDetail
 
 
+class IndexedErrorBody(Struct, frozen=True):
+    """The event of a stream of several answers of which one fails.
+
+    Args:
+        error: what went wrong.
+        index: which answer.
+    """
+
+    error: ErrorDetail
+    index: int
+
+
 class BodyTooLarge(UsageError):  # noqa: N818  named like the engine's errors: the state, not "Error"
     """The body is longer than `ServiceLimits.body_bytes`."""
 

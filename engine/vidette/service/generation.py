@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from vidette import Delta, Engine, GenerateReqInput, Stream
+from vidette import Delta, Engine, GenerateReqInput, RequestError, Stream
+from vidette.service.errors import IndexedErrorBody, body_of
 from vidette.service.responses import Exchange
 
 
@@ -18,6 +19,16 @@ class Shape(Protocol):
     def pieces(self, stream: Stream, delta: Delta) -> Iterable[object]:
         """Return the events that a delta makes; there may be none, or several."""
         ...
+
+
+class GroupShape(Protocol):
+    """What an API makes of the outputs of a request for several answers."""
+
+    def whole(self, stream: Stream) -> object:
+        """Return one of the answers, of a request that was read to its end."""
+
+    def piece(self, stream: Stream, delta: Delta, index: int) -> object:
+        """Return the event that a delta of one of the answers makes."""
 
 
 async def answer_generation(
@@ -50,3 +61,44 @@ async def _answer_in_pieces(
         async for delta in stream:
             await exchange.send_events(shape.pieces(stream, delta))
     await exchange.end_events()
+
+
+async def answer_group(
+    exchange: Exchange, engine: Engine, request: GenerateReqInput, shape: GroupShape
+) -> None:
+    """Answer with the outputs of a request for several answers, in pieces if it asks for a stream.
+
+    Whole, it is a list of all of them, or the error of the first that failed. In pieces, one that fails is an
+    event of its own, and the others go on; as not all of it came, no `[DONE]` follows then.
+
+    Raises:
+        vidette.Error: the request was refused or failed.
+        ClientGone: there is nobody left to answer.
+    """
+    if request.stream:
+        await _answer_group_in_pieces(exchange, engine, request, shape)
+    else:
+        async with engine.generate_group(request) as group:
+            await group.read()
+        await exchange.send_json([shape.whole(stream) for stream in group.streams])
+
+
+async def _answer_group_in_pieces(
+    exchange: Exchange, engine: Engine, request: GenerateReqInput, shape: GroupShape
+) -> None:
+    whole = True
+    async with engine.generate_group(request) as group:
+        ready = await group.wait_ready()
+        await exchange.start_events()
+        while ready:
+            events: list[object] = []
+            for index in ready:
+                stream = group.streams[index]
+                try:
+                    events.append(shape.piece(stream, await anext(stream), index))
+                except RequestError as error:
+                    whole = False
+                    events.append(IndexedErrorBody(body_of(error).error, index))
+            await exchange.send_events(events)
+            ready = await group.wait_ready()
+    await exchange.end_events(whole=whole)

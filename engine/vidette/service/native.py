@@ -1,4 +1,4 @@
-"""`POST /generate`, in the shape of SGLang's: one prompt a request, no lists of prompts yet.
+"""`POST /generate`, in the shape of SGLang's: an answer, or a list of them where several were asked for.
 
 The fields are those of GenerateReqInput and SamplingParams. What of them is not supported yet, and what
 SGLang has besides, is answered with a 400 unless it asks for nothing.
@@ -17,8 +17,9 @@ from vidette import Delta, Engine, FinishReason, GenerateReqInput, SamplingParam
 from vidette.api import UNSUPPORTED, UNSUPPORTED_SAMPLING
 from vidette.errors import UsageError
 from vidette.service.fields import Fields, Neutral, Reader, reader_of
-from vidette.service.generation import answer_generation
+from vidette.service.generation import answer_generation, answer_group
 from vidette.service.responses import Exchange
+from vidette_protocol.limits import Limits
 
 ONLY_SGLANG: Final = MappingProxyType[str, Neutral](
     {
@@ -61,6 +62,8 @@ ONLY_SGLANG: Final = MappingProxyType[str, Neutral](
 )
 """Fields of SGLang's GenerateReqInput that ours has not, with the values that ask for nothing."""
 
+LIMITS: Final = Limits()
+"""What the front bounds as well; here before anything is decoded."""
 SAMPLING_ONLY_SGLANG: Final = MappingProxyType[str, Neutral]({"beam_width": (1,)})
 """Fields of SGLang's SamplingParams that ours has not."""
 
@@ -86,11 +89,19 @@ class MetaInfo(Struct, frozen=True):
 
 
 class Output(Struct, frozen=True):
-    """The answer, or what there is of it so far."""
+    """The answer, or what there is of it so far.
+
+    Args:
+        text: all of its text so far.
+        output_ids: all of its tokens so far.
+        meta_info: the rest.
+        index: in a stream of several answers: which of them it is.
+    """
 
     text: str
     output_ids: tuple[int, ...]
     meta_info: MetaInfo
+    index: int | UnsetType = UNSET
 
 
 class NativeShape:
@@ -107,7 +118,11 @@ class NativeShape:
         """Yield what there is after a delta."""
         yield self._output(stream, delta.finish_reason)
 
-    def _output(self, stream: Stream, reason: FinishReason | None) -> Output:
+    def piece(self, stream: Stream, delta: Delta, index: int) -> Output:
+        """Return what there is of one of several answers after a delta."""
+        return self._output(stream, delta.finish_reason, index)
+
+    def _output(self, stream: Stream, reason: FinishReason | None, index: int | UnsetType = UNSET) -> Output:
         ids = stream.token_ids
         meta = MetaInfo(
             id=stream.rid,
@@ -116,7 +131,7 @@ class NativeShape:
             completion_tokens=len(ids),
             e2e_latency=UNSET if reason is None else time.monotonic() - self._began,
         )
-        return Output(stream.text, ids, meta)
+        return Output(stream.text, ids, meta, index)
 
 
 class Native:
@@ -128,57 +143,65 @@ class Native:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        sampling = Fields(SamplingParams, {**UNSUPPORTED_SAMPLING, **SAMPLING_ONLY_SGLANG})
+        refused = {name: neutral for name, neutral in UNSUPPORTED_SAMPLING.items() if name != "n"}
+        sampling = Fields(SamplingParams, {**refused, **SAMPLING_ONLY_SGLANG})
         self._fields = Fields(
             GenerateReqInput,
             {**UNSUPPORTED, **ONLY_SGLANG},
             readers={
-                "rid": _one(reader_of(str | None)),
-                "text": _one(reader_of(str | None)),
                 "input_ids": _read_ids_up_to(engine.max_total_tokens),
-                "sampling_params": _one(sampling.decode),
+                "sampling_params": _one_or_many(sampling),
             },
         )
 
     async def generate(self, exchange: Exchange) -> None:
         """Answer `POST /generate`."""
         request = self._fields.decode(exchange.take_body())
-        await answer_generation(exchange, self._engine, request, NativeShape())
+        if _is_group(request):
+            await answer_group(exchange, self._engine, request, NativeShape())
+        else:
+            await answer_generation(exchange, self._engine, request, NativeShape())
 
 
-def _one(read: Reader) -> Reader:
-    """Return a reader that says that lists, one item for each prompt, are not supported yet."""
+def _is_group(request: GenerateReqInput) -> bool:
+    """Return whether the answer is a list."""
+    ids, params = request.input_ids, request.sampling_params
+    if not isinstance(params, SamplingParams):
+        params = params[0] if params else SamplingParams()
+    nested = ids is not None and len(ids) > 0 and isinstance(ids[0], list)
+    return nested or isinstance(request.text, list) or params.n > 1
 
-    def read_one(raw: bytes, path: str) -> Any:
+
+def _one_or_many(fields: Fields[SamplingParams]) -> Reader:
+    """Return a reader of sampling parameters, for all prompts or a list with some for each."""
+
+    def read(raw: bytes, path: str) -> Any:
         if raw.startswith(b"["):
-            raise _not_one(path)
-        return read(raw, path)
+            return fields.decode_many(raw, path, LIMITS.answers)
+        return fields.decode(raw, path)
 
-    return read_one
+    return read
 
 
 def _read_ids_up_to(most: int) -> Reader:
-    """Return a reader of token ids that decodes no more of them than could be served."""
-    read = reader_of(list[int] | None)
+    """Return a reader of token ids, or lists of them, that decodes no more than could be served."""
+    read_flat, read_nested = reader_of(list[int] | None), reader_of(list[list[int]])
 
     def read_ids(raw: bytes, path: str) -> Any:
-        if raw.startswith(b"[") and raw[1:].lstrip().startswith(b"["):
-            raise _not_one(path)
-        if (count := raw.count(b",") + 1) > most:
+        nested = raw.startswith(b"[") and raw[1:].lstrip().startswith(b"[")
+        prompts = raw.count(b"[") - 1 if nested else 1
+        if prompts > LIMITS.answers:
             raise UsageError(
-                f"{path} has {count} token ids; at most {most} of prompt and output together fit",
-                param=path,
-                code="context_length_exceeded",
+                f"{path} has {prompts} prompts; at most {LIMITS.answers} are accepted", param=path
             )
-        return read(raw, path)
+        if (count := raw.count(b",") + 1) > most * prompts:
+            room = f"{most} of prompt and output together fit" + (", for each prompt" if nested else "")
+            raise UsageError(
+                f"{path} has {count} token ids; at most {room}", param=path, code="context_length_exceeded"
+            )
+        return (read_nested if nested else read_flat)(raw, path)
 
     return read_ids
-
-
-def _not_one(path: str) -> UsageError:
-    return UsageError(
-        f"{path} is a list of several: one prompt per request for now", param=path, code="unsupported_field"
-    )
 
 
 def _as_dict(reason: FinishReason) -> dict[str, Any]:

@@ -76,9 +76,9 @@ class Exchange:
         if body:
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def end_events(self) -> None:
-        """Say that the answer is complete."""
-        await self._send({"type": "http.response.body", "body": DONE})
+    async def end_events(self, *, whole: bool = True) -> None:
+        """Say that no more comes, and whether the answer is complete."""
+        await self._send({"type": "http.response.body", "body": DONE if whole else b""})
         self._in_events = False
 
     async def fail(self, error: Exception) -> None:

@@ -197,8 +197,9 @@ class Refinement:
 
     def _apply(self, action: Action) -> None:
         if self._on:
-            self._journal.note(action)
-            self.world = self.world.apply(action)
+            before = self.world
+            self.world = before.apply(action)
+            self._journal.note(before.tell(action, self.world))
 
     def _part(self, rule: str) -> None:
         self._on = False

@@ -1,0 +1,490 @@
+"""`Generation`: one engine from its start to its end, its parts joined by links of an adversary.
+
+The parts are the real ones: the front with its supervision, the scheduler's shell and its step loop, the
+detokenizer's loop, the codec. What is not is the compute thread: `Steps` drives the step loop as it does, in
+a task, and a step takes what time the adversary says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import anyio
+import torch
+
+from vidette._ring import Ring
+from vidette.config import EngineConfig
+from vidette.detokenizer.process import run_detokenizer
+from vidette.errors import EngineBroken, Error
+from vidette.models.interface import TokenTable
+from vidette.models.toy import ToyModel
+from vidette.models.toy_tokenizer import ToyTokenizer, toy_token_table
+from vidette.scheduler.handlers import Answering
+from vidette.scheduler.loop import DEADLINE_GRACE, Command, Effects
+from vidette.scheduler.process import Lives, hear_front
+from vidette.transport.framing import LinkClosed
+from vidette.transport.link import Link
+from vidette_fuzz.simulation.adversary import Adversary, AdverseChannel
+from vidette_fuzz.simulation.observed import SimulatedDetokenizer, SimulatedLoop, SimulatedManager
+from vidette_fuzz.simulation.refinement import Refinement
+from vidette_fuzz.simulation.undisturbed import Undisturbed
+from vidette_protocol.codec import Codec, front_codec
+from vidette_protocol.ids import Vid, label
+from vidette_protocol.messages import (
+    BatchTokenizedGenerateReqInput,
+    Message,
+    Ready,
+    TokenizedGenerateReqInput,
+)
+from vidette_protocol.messages.catalogue import (
+    DETOKENIZER_TO_FRONT,
+    DETOKENIZER_TO_SCHEDULER,
+    FRONT_TO_DETOKENIZER,
+    SCHEDULER_TO_DETOKENIZER,
+)
+from vidette_protocol.trace import Trace
+
+T = TypeVar("T")
+
+TOLD_SECONDS = 0.25
+"""Within so many seconds of a death, everybody who waits is told."""
+STOP_SECONDS = 3600.0
+"""A stop takes as long as the links do; one that takes longer does not end by itself."""
+QUIET_SECONDS = 3600.0
+"""Within so many seconds of the last request nothing of it is left."""
+MOST_STEPS = 5_000
+"""More steps than any engine of a history takes."""
+
+
+class Build(NamedTuple):
+    """Of which classes an engine is made; a seeded bug takes the place of one.
+
+    Args:
+        manager: the front.
+        loop: the scheduler's core.
+        lives: the scheduler's lifetime tasks.
+        detokenizer: the detokenizer.
+    """
+
+    manager: type[SimulatedManager] = SimulatedManager
+    loop: type[SimulatedLoop] = SimulatedLoop
+    lives: type[Lives] = Lives
+    detokenizer: type[SimulatedDetokenizer] = SimulatedDetokenizer
+
+
+class Stock:
+    """What takes long to make and is the same for every history."""
+
+    def __init__(self) -> None:
+        self.undisturbed = Undisturbed()
+        self.model = ToyModel()
+        self.table: TokenTable = toy_token_table()
+        self.tokenizer = ToyTokenizer()
+        self.front_codec = front_codec()
+        self.scheduler_codec = self.front_codec.mirrored()
+        self.step_codec = Codec(sends=SCHEDULER_TO_DETOKENIZER, receives=DETOKENIZER_TO_SCHEDULER)
+        self.row_codec = Codec(sends=FRONT_TO_DETOKENIZER, receives=SCHEDULER_TO_DETOKENIZER)
+        self.text_codec = Codec(sends=FRONT_TO_DETOKENIZER, receives=DETOKENIZER_TO_FRONT)
+
+
+class Fate(NamedTuple):
+    """What becomes of an engine.
+
+    Args:
+        end: a role dies, or the engine is closed with whatever lives, or it serves until nobody asks.
+        after: seconds from its start on.
+    """
+
+    end: Literal["scheduler", "detokenizer", "both", "close", "quiet"]
+    after: float = 0.0
+
+
+class Died(Exception):  # noqa: N818  what happened
+    """A role was killed."""
+
+
+class Generation:
+    """One engine.
+
+    Args:
+        stock: shared by all.
+        build: what it is made of.
+        adversary: in whose hands it is.
+    """
+
+    def __init__(self, stock: Stock, build: Build, adversary: Adversary) -> None:
+        self.stock = stock
+        self.journal = adversary.journal
+        self.manager: SimulatedManager | None = None
+        """Set as soon as it serves."""
+        self.opened = anyio.Event()
+        self.killed_at: float | None = None
+        self.closing = False
+        self.sent: dict[Vid, TokenizedGenerateReqInput] = {}
+        """Requests as they came to the scheduler."""
+        self._build = build
+        self._adversary = adversary
+        self._watch = Refinement(self.journal)
+        self._trace = Trace()
+        self._scopes = {"scheduler": anyio.CancelScope(), "detokenizer": anyio.CancelScope()}
+        self._victims: frozenset[str] = frozenset()
+        self._loop: SimulatedLoop | None = None
+        self._detokenizer: SimulatedDetokenizer | None = None
+        self._lives: Lives | None = None
+        random = adversary.random
+        step_tokens = random.choice([4, 16, 64])
+        self._config = EngineConfig(
+            model="toy",
+            kv_tokens=16 * random.choice([6, 8, 16, 64]),
+            step_tokens=step_tokens,
+            max_running=min(step_tokens, random.choice([1, 4, 16])),
+            max_requests=random.choice([3, 8, 64]),
+        )
+        self._tokenising = random.choice([0.001, 0.1, 5.0])
+        self._high_water = random.choice([64, 1024, 1 << 20])
+        self._front_ends = {
+            role: AdverseChannel.pair("front", role, adversary) for role in ("scheduler", "detokenizer")
+        }
+        self._steps_ends = AdverseChannel.pair("scheduler", "detokenizer", adversary)
+
+    @property
+    def over(self) -> bool:
+        """Whether whoever waits for it is told so, or soon will be."""
+        return self.closing or self.killed_at is not None
+
+    async def run(self, fate: Fate, idle: anyio.Event) -> None:
+        """Start it, serve, and end it.
+
+        Args:
+            fate: how it ends, if it does not before.
+            idle: set when nobody will ask any more.
+        """
+        scheduler, detokenizer = (self._front_ends[role][0] for role in ("scheduler", "detokenizer"))
+        ring = Ring(scheduler, _Tapped(detokenizer, self._see_text), codec=self.stock.front_codec)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(
+                ring.run_role, "scheduler", partial(self._live, "scheduler", self._run_scheduler)
+            )
+            tasks.start_soon(
+                ring.run_role, "detokenizer", partial(self._live, "detokenizer", self._run_detokenizer)
+            )
+            tasks.start_soon(self._bury, ring)
+            if fate.end not in ("close", "quiet"):
+                tasks.start_soon(self._kill, fate)
+            try:
+                ready = await ring.open()
+            except EngineBroken as error:
+                self._judge_breakdown(error)
+            else:
+                await self._serve(ring, ready, fate, idle, tasks)
+            self.closing = True
+            self.opened.set()
+            if self.manager is not None:
+                self._watch.stop()
+                self.manager.shutdown()
+            began = anyio.current_time()
+            await ring.stop(STOP_SECONDS)
+            if anyio.current_time() >= began + STOP_SECONDS:
+                self.journal.violate(f"8: a role does not stop within {STOP_SECONDS} s")
+            tasks.cancel_scope.cancel()
+        ring.close()
+        if self.killed_at is None:
+            self._check_tables()
+
+    async def _serve(
+        self, ring: Ring, ready: Ready, fate: Fate, idle: anyio.Event, tasks: anyio.abc.TaskGroup
+    ) -> None:
+        self.manager = manager = self._build.manager(
+            ring.scheduler,
+            ring.detokenizer,
+            watch=self._watch,
+            tokenizer=self.stock.tokenizer,
+            info=self.stock.model.info,
+            ready=ready,
+            offload=self._offload,
+            max_requests=self._config.max_requests,
+        )
+        tasks.start_soon(self._tell_broken, ring, manager)
+        tasks.start_soon(ring.hear, "scheduler", manager.hear_scheduler)
+        tasks.start_soon(ring.hear, "detokenizer", manager.hear_detokenizer)
+        self.journal.note("an engine serves")
+        self.opened.set()
+        with anyio.move_on_after(fate.after if fate.end == "close" else None) as scope:
+            async with anyio.create_task_group() as waiting:
+                waiting.start_soon(_cancel_when, ring.ended, waiting.cancel_scope)
+                await idle.wait()
+                waiting.cancel_scope.cancel()
+        if scope.cancelled_caught:
+            self.journal.harm("close", "the engine is closed")
+        elif ring.breakdown is None:
+            await self._check_quiet(manager, ring)
+
+    async def _offload(self, function: Callable[[], T], /) -> T:
+        await anyio.sleep(self._adversary.while_(self._tokenising))
+        return function()
+
+    # --- deaths ------------------------------------------------------------------
+
+    async def _kill(self, fate: Fate) -> None:
+        await anyio.sleep(fate.after)
+        if self.closing:
+            return
+        self.killed_at = anyio.current_time()
+        self._victims = frozenset(self._scopes if fate.end == "both" else [fate.end])
+        self.journal.harm("kill", f"{fate.end} dies")
+        for role in sorted(self._victims):
+            self._scopes[role].cancel()
+        self._watch.died()
+
+    async def _live(self, role: str, run: Callable[[], Any]) -> None:
+        with self._scopes[role]:
+            await run()
+        if self._scopes[role].cancel_called:
+            raise Died(f"{role} was killed")
+
+    async def _bury(self, ring: Ring) -> None:
+        """Kill who is left of a replica, some time after the first of it has died."""
+        await ring.ended.wait()
+        if ring.breakdown is not None:
+            await anyio.sleep(self._adversary.while_(0.02))
+            for scope in self._scopes.values():
+                scope.cancel()
+
+    async def _tell_broken(self, ring: Ring, manager: SimulatedManager) -> None:
+        await ring.ended.wait()
+        if ring.breakdown is not None:
+            self._judge_breakdown(ring.breakdown.error())
+            manager.end(ring.breakdown.error)
+
+    def _judge_breakdown(self, error: Error) -> None:
+        if self.killed_at is None:
+            self.killed_at = anyio.current_time()
+            self.journal.violate(f"the engine breaks by itself: {error} ({error.__cause__!r})")
+
+    # --- the roles ---------------------------------------------------------------
+
+    async def _run_scheduler(self) -> None:
+        stock, config = self.stock, self._config
+        front, below = self._front_ends["scheduler"][1], self._steps_ends[0]
+        up = Link(_Tapped(front, self._see_request), stock.scheduler_codec, role="scheduler", peer="front")
+        down = Link(below, stock.step_codec, role="scheduler", peer="detokenizer")
+        try:
+            up.post_hello()
+            down.post_hello()
+            await up.receive_hello()
+            await down.receive_hello()
+            self._loop = loop = self._build.loop(
+                stock.model,
+                watch=self._watch,
+                num_blocks=config.num_blocks,
+                step_tokens=config.step_tokens,
+                max_running=config.max_running,
+            )
+            total = loop.max_total_tokens
+            up.post(Ready(role="scheduler", max_total_tokens=total, num_blocks=config.num_blocks))
+            steps = Steps(loop, down, below, self._high_water, self._adversary)
+            async with anyio.create_task_group() as tasks:
+                lives = self._lives = self._build.lives(steps, tasks)
+                tasks.start_soon(steps.run, lives, tasks)
+                if await hear_front(up, steps, lives, config, Answering({}, up, tasks)):
+                    await steps.returned.wait()
+                tasks.cancel_scope.cancel()
+        except LinkClosed:
+            pass
+        finally:
+            front.close()
+            below.close()
+
+    async def _run_detokenizer(self) -> None:
+        above, front = self._steps_ends[1], self._front_ends["detokenizer"][1]
+
+        def make(table: TokenTable) -> SimulatedDetokenizer:
+            self._detokenizer = self._build.detokenizer(table, self._watch)
+            return self._detokenizer
+
+        try:
+            await run_detokenizer(_Tapped(above, self._see_row), front, table=self.stock.table, make=make)
+        finally:
+            above.close()
+            front.close()
+
+    # --- what passes ---------------------------------------------------------------
+
+    def _see_request(self, frame: bytes | bytearray) -> None:
+        message = self.stock.scheduler_codec.decode(frame)
+        match message:
+            case TokenizedGenerateReqInput():
+                self.sent[Vid(message.vid)] = message
+            case BatchTokenizedGenerateReqInput():
+                self.sent.update({Vid(request.vid): request for request in message})
+        self._see(message)
+
+    def _see_row(self, frame: bytes | bytearray) -> None:
+        self._see(self.stock.row_codec.decode(frame))
+
+    def _see_text(self, frame: bytes | bytearray) -> None:
+        self._see(self.stock.text_codec.decode(frame))
+
+    def _see(self, message: Message) -> None:
+        fault = self._trace.see(message)
+        if fault is not None:
+            self.journal.violate(f"trace: {fault}")
+
+    # --- the end -------------------------------------------------------------------
+
+    async def _check_quiet(self, manager: SimulatedManager, ring: Ring) -> None:
+        """Wait until nothing lives, and check that nothing is held then."""
+        with anyio.move_on_after(QUIET_SECONDS) as scope:
+            try:
+                await manager.wait_quiet()
+                await manager.heartbeat()
+            except EngineBroken:
+                return
+        if ring.breakdown is not None:
+            return
+        if scope.cancelled_caught:
+            self.journal.violate(f"8: {len(manager)} requests live {QUIET_SECONDS} s after the last was left")
+            return
+        self._watch.quiet()
+        self.check_front()
+        self._check_tables()
+        if self._trace.open:
+            self.journal.violate(f"1: no end has come of vids {[*map(label, sorted(self._trace.open))]}")
+        said = manager.scheduler_ledger
+        if said.live or said.waiting or said.blocks_used or said.tombstones or manager.detokenizer_open:
+            self.journal.violate(
+                f"7: the front is told {said}, {manager.detokenizer_open} at the detokenizer"
+            )
+
+    def check_front(self) -> None:
+        """Check that the front holds nothing; when every caller has left."""
+        if self.manager is not None:
+            self._check_empty(self.manager.held())
+
+    def _check_tables(self) -> None:
+        held = {"lifetime tasks": 0 if self._lives is None else len(self._lives)}
+        for part in (self._loop, self._detokenizer):
+            held |= {} if part is None else part.held()
+        self._check_empty(held)
+
+    def _check_empty(self, held: dict[str, int]) -> None:
+        left = {name: count for name, count in held.items() if count}
+        if left:
+            self.journal.violate(f"7: something is still held: {left}")
+
+
+class Steps:
+    """Drives a step loop in a task, as the compute thread does in a thread.
+
+    Args:
+        loop: driven.
+        down: the link to the detokenizer.
+        channel: what carries it.
+        high_water: bytes that the detokenizer has not taken, from which on nothing is launched.
+        adversary: says how long a step takes.
+    """
+
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        down: Link,
+        channel: AdverseChannel,
+        high_water: int,
+        adversary: Adversary,
+    ) -> None:
+        self.returned = anyio.Event()
+        self._loop = loop
+        self._down = down
+        self._channel = channel
+        self._high_water = high_water
+        self._adversary = adversary
+        self._commands: list[Command] = []
+        self._posted = anyio.Event()
+        self._due: dict[Vid, float] = {}
+        self._rested_from = 0.0
+
+    def post(self, command: Command, /) -> None:
+        """Hand a command to the next step."""
+        self._commands.append(command)
+        self._posted.set()
+
+    async def run(self, lives: Lives, tasks: anyio.abc.TaskGroup) -> None:
+        """Step until told to stop.
+
+        Args:
+            lives: told of the vids that are over.
+            tasks: runs the telling.
+        """
+        for _ in range(MOST_STEPS):
+            effects = self._step()
+            await anyio.sleep(self._adversary.step_seconds())
+            for message in effects.messages:
+                self._down.post(message)
+            if effects.over:
+                tasks.start_soon(self._tell, lives, effects.over)
+            if effects.stop:
+                self.returned.set()
+                return
+            await self._rest(effects)
+        self._adversary.journal.violate(f"8: the scheduler takes more than {MOST_STEPS} steps")
+        self.returned.set()
+
+    def _step(self) -> Effects:
+        commands, self._commands = self._commands, []
+        self._posted = anyio.Event()
+        now = anyio.current_time()
+        for vid, due in self._due.items():
+            if now > max(due, self._rested_from) + 1e-6:
+                self._adversary.journal.violate(f"deadline: nobody wakes for that of vid {label(vid)}")
+        for command in commands:
+            if isinstance(command, TokenizedGenerateReqInput) and command.deadline_s is not None:
+                self._due[Vid(command.vid)] = now + command.deadline_s + DEADLINE_GRACE
+        with torch.inference_mode():
+            effects = self._loop.step(commands, now, launch=not self._full)
+        for vid in effects.over:
+            self._due.pop(vid, None)
+        return effects
+
+    async def _tell(self, lives: Lives, over: list[Vid]) -> None:
+        await anyio.sleep(self._adversary.while_(0.001))
+        lives.end(over)
+
+    async def _rest(self, effects: Effects) -> None:
+        self._rested_from = anyio.current_time()
+        if self._commands or (effects.busy and not self._full):
+            return
+        deadline = float("inf") if effects.wake_at is None else effects.wake_at
+        with anyio.CancelScope(deadline=deadline):
+            async with anyio.create_task_group() as waiting:
+                if self._channel.unread:
+                    waiting.start_soon(_cancel_when, self._channel.taken, waiting.cancel_scope)
+                await self._posted.wait()
+                waiting.cancel_scope.cancel()
+
+    @property
+    def _full(self) -> bool:
+        return self._channel.unread >= self._high_water
+
+
+class _Tapped:
+    """A channel of which somebody sees what is received."""
+
+    def __init__(self, channel: AdverseChannel, see: Callable[[bytes | bytearray], None]) -> None:
+        self._channel = channel
+        self._see = see
+        self.post = channel.post
+        self.post_pieces = channel.post_pieces
+        self.run_writer = channel.run_writer
+        self.close = channel.close
+
+    async def receive(self) -> bytes | bytearray:
+        frame = await self._channel.receive()
+        self._see(frame)
+        return frame
+
+
+async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()

@@ -1,0 +1,229 @@
+"""Engines with a known fault each, in code that no machine is: the simulation has to find them all.
+
+Each is a part of the engine with one method changed, as little as possible. Faults of the machines
+themselves are in `vidette_fuzz.mutants`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from vidette.detokenizer.incremental import IncrementalText
+from vidette.errors import Error, RequestReplaced
+from vidette.front.checks import settle_sampling
+from vidette.scheduler.blocks import BlockPool
+from vidette.scheduler.loop import Command, Effects, _Told
+from vidette.scheduler.process import Lives
+from vidette_fuzz.simulation.engine import Build
+from vidette_fuzz.simulation.observed import SimulatedDetokenizer, SimulatedLoop, SimulatedManager
+from vidette_protocol.ids import Vid
+from vidette_protocol.lifecycle import FrontState, Row
+from vidette_protocol.messages import (
+    AbortReq,
+    BatchStrOutput,
+    FinishReason,
+    GenerateItem,
+    StrRow,
+    TokenizedGenerateReqInput,
+    TokenRow,
+)
+
+
+class EngineMutant(NamedTuple):
+    """A fault that was put in on purpose.
+
+    Args:
+        name: for the command line.
+        build: the parts, one of them faulty.
+        report: the public report of the fault it stands for.
+        story: in a sentence, what goes wrong.
+    """
+
+    name: str
+    build: Build
+    report: str
+    story: str
+
+
+# --- the front ----------------------------------------------------------------------------------
+
+
+class _ForgetsToPost(SimulatedManager):
+    """Ends a request in its own tables and tells nobody else."""
+
+    def _leave(self, vid: Vid) -> None:
+        self._machine.abort(vid)
+        stream = self._routes.pop(vid, None)
+        if stream is not None:
+            stream.fail(lambda: Error("left"))
+        self._note_quiet()
+
+
+class _KeepsTheStream(SimulatedManager):
+    """Keeps the stream of a caller who left until the end of its request, and routes before it asks."""
+
+    def _leave(self, vid: Vid) -> None:
+        stream = self._routes.get(vid)
+        super()._leave(vid)
+        if stream is not None and self._machine.state(vid) is FrontState.CLOSING:
+            self._routes[vid] = stream
+
+    def _route(self, message: BatchStrOutput) -> None:
+        for row in message.rows():
+            if self._machine.state(Vid(row.vid)) is FrontState.CLOSING and Vid(row.vid) in self._routes:
+                self._routes[Vid(row.vid)].deliver(row)
+        super()._route(message)
+        for vid in list(self._routes):
+            if self._machine.state(vid) is FrontState.OVER:
+                del self._routes[vid]
+
+
+class _SendsTheReplaced(SimulatedManager):
+    """Does not look again, after tokenising, whether the request is still wanted."""
+
+    def _prepare(self, vid: Vid, item: GenerateItem, prompt: memoryview) -> TokenizedGenerateReqInput:
+        try:
+            return super()._prepare(vid, item, prompt)
+        except RequestReplaced:
+            total = self.ready.max_total_tokens
+            return TokenizedGenerateReqInput(
+                vid=vid,
+                floor=self._machine.floor,
+                rid=item.rid,
+                input_ids=prompt,
+                sampling_params=settle_sampling(item.sampling_params, len(prompt) // 4, total),
+            )
+
+
+class _TellsOnlyTheStreams(SimulatedManager):
+    """Tells the streams of a death, and nobody who has asked something else."""
+
+    def end(self, failure: Callable[[], Error]) -> None:
+        questions, self._questions = self._questions, {}
+        super().end(failure)
+        self._questions = questions
+
+
+# --- the scheduler ------------------------------------------------------------------------------
+
+
+class _SleepsThroughDeadlines(SimulatedLoop):
+    """Does not say when it has to be woken."""
+
+    def step(self, commands: Iterable[Command], now: float, *, launch: bool = True) -> Effects:
+        return super().step(commands, now, launch=launch)._replace(wake_at=None)
+
+
+class _KeepsTheBlocksOfTheAborted(SimulatedLoop):
+    """Gives blocks back at the end of a request, and not at its abort."""
+
+    def _end(self, row: Row | None, reason: FinishReason, told: _Told) -> None:
+        blocks, self._blocks = self._blocks, BlockPool(1)
+        try:
+            super()._end(row, reason, told)
+        finally:
+            self._blocks = blocks
+
+
+class _EndsTheTaskOnly(Lives):
+    """Cancels the task of an aborted request, and takes its word for the rest."""
+
+    def abort(self, abort: AbortReq) -> None:
+        life = self._lives.get(Vid(abort.vid))
+        if life is not None:
+            life.left()
+            life.scope.cancel("aborted by the front")
+
+
+# --- the detokenizer ----------------------------------------------------------------------------
+
+
+class _KeepsTheTextOfTheAborted(SimulatedDetokenizer):
+    """Drops the state of a text when its request has finished, and not when it was aborted."""
+
+    def _row(self, row: TokenRow) -> StrRow:
+        kept = self._texts.get(Vid(row.vid))
+        said = super()._row(row)
+        if kept is not None and row.reason is not None and row.reason.type == "abort":
+            self._texts[Vid(row.vid)] = kept
+        return said
+
+
+class _DecodesEachPiece(SimulatedDetokenizer):
+    """Decodes what a step brings by itself, so that a character between two steps is torn."""
+
+    def _row(self, row: TokenRow) -> StrRow:
+        said = super()._row(row)
+        return StrRow(
+            said.vid,
+            said.offset,
+            said.token_ids,
+            said.reason,
+            IncrementalText(self._table).push(row.token_ids, last=True),
+        )
+
+
+ENGINE_MUTANTS: Final[Mapping[str, EngineMutant]] = MappingProxyType(
+    {
+        mutant.name: mutant
+        for mutant in (
+            EngineMutant(
+                "abort-not-posted",
+                Build(manager=_ForgetsToPost),
+                "sgl-project/sglang #36333",
+                "a caller leaves, and its request is computed to its end for nobody",
+            ),
+            EngineMutant(
+                "stream-outlives-its-block",
+                Build(manager=_KeepsTheStream),
+                "sgl-project/sglang #36333 (log flood: state was deleted)",
+                "a caller who has left hears more",
+            ),
+            EngineMutant(
+                "replaced-sent-anyway",
+                Build(manager=_SendsTheReplaced),
+                "sgl-project/sglang #24070 (duplicate rid on resubmission)",
+                "a request that was replaced while it was tokenised is sent",
+            ),
+            EngineMutant(
+                "questions-not-told-of-death",
+                Build(manager=_TellsOnlyTheStreams),
+                "vllm-project/vllm #56416",
+                "a process dies, and who has asked something other than text waits for ever",
+            ),
+            EngineMutant(
+                "deadline-slept-through",
+                Build(loop=_SleepsThroughDeadlines),
+                "openvinotoolkit/model_server #4428 (what is to happen to a request whose time is up)",
+                "a deadline passes while the reader lags behind, and nobody wakes for it",
+            ),
+            EngineMutant(
+                "blocks-kept-after-abort",
+                Build(loop=_KeepsTheBlocksOfTheAborted),
+                "sgl-project/sglang #34205, #37824 (what an abort leaves behind is never given back)",
+                "each abort takes some memory with it, until nothing can run",
+            ),
+            EngineMutant(
+                "abort-ends-the-task-only",
+                Build(lives=_EndsTheTaskOnly),
+                "mini-sglang, server/api_server.py:200-204 (the abort is nobody's task)",
+                "the task of an aborted request ends, and the step loop never hears of it",
+            ),
+            EngineMutant(
+                "text-kept-after-abort",
+                Build(detokenizer=_KeepsTheTextOfTheAborted),
+                "mini-sglang, tokenizer/detokenize.py:74 and 109; sgl-project/sglang #12205",
+                "the text state of an aborted request is kept for ever",
+            ),
+            EngineMutant(
+                "characters-torn",
+                Build(detokenizer=_DecodesEachPiece),
+                "sgl-project/sglang #2812 (text that depends on when it was read)",
+                "a character whose bytes come in two steps is shown as two unknown ones",
+            ),
+        )
+    }
+)
+"""Every mutant by name."""
