@@ -114,7 +114,8 @@ class Ring:
             self._files = files.pop_all()
         self.scheduler = Link(
             scheduler,
-            front_codec() if codec is None else codec,
+            # Its own: a codec with bulk is used by one thread, and the given one may serve several engines.
+            front_codec() if codec is None else codec.copy(),
             role="front",
             peer="scheduler",
             recorder=heard_scheduler,

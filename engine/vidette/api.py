@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -107,6 +108,7 @@ class Engine:
         sampling_params: SamplingParams | Mapping[str, object] | None = None,
         rid: str | None = None,
         on_duplicate: Literal["refuse", "replace"] = "refuse",
+        deadline_s: float | None = None,
     ) -> AbstractAsyncContextManager[Stream]:
         """Generate text; the request lives exactly as long as the block.
 
@@ -122,9 +124,9 @@ class Engine:
             rid: a name for the request; None makes one. It can be used again as soon as the block is left.
             on_duplicate: what to do while a request with this rid lives: "refuse" this one, or "replace" that
                 one, whose caller gets RequestReplaced.
-
-        A deadline of the caller's scope, such as of `anyio.fail_after`, holds for the request as well: the
-        scheduler ends it even if this loop is stuck.
+            deadline_s: seconds from when it is sent, after which the scheduler ends it by itself, as an
+                error, even if this loop is stuck. A scope of your own, such as `anyio.fail_after`, ends it as
+                well, as soon as this loop turns.
 
         Raises (on entering):
             UsageError: the request cannot be served as it is.
@@ -136,10 +138,14 @@ class Engine:
             raise UsageError(
                 f"on_duplicate is {on_duplicate!r}; it must be 'refuse' or 'replace'", param="on_duplicate"
             )
+        _check_deadline(deadline_s)
         request = _request(prompt, sampling_params, rid)
-        return self._manager.generate(request, replace=on_duplicate == "replace")
+        replace = on_duplicate == "replace"
+        return self._manager.generate(request, replace=replace, deadline_s=deadline_s)
 
-    def generate_group(self, request: GenerateReqInput) -> AbstractAsyncContextManager[Group]:
+    def generate_group(
+        self, request: GenerateReqInput, *, deadline_s: float | None = None
+    ) -> AbstractAsyncContextManager[Group]:
         """Generate several answers: to several prompts, or `n` to each; they live as long as the block.
 
         They are taken in all or none, and leaving the block ends all that are left.
@@ -153,11 +159,13 @@ class Engine:
 
         Args:
             request: lists where there are several; see GenerateReqInput.
+            deadline_s: as for `generate`, for each of them.
 
         Raises (on entering):
             UsageError, DuplicateRequest, Overloaded, EngineBroken, EngineClosed: as `generate`.
         """
-        return self._manager.generate_group(request)
+        _check_deadline(deadline_s)
+        return self._manager.generate_group(request, deadline_s=deadline_s)
 
     async def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render a conversation with the model's template: a prompt for `generate()`.
@@ -221,6 +229,7 @@ class Engine:
                 and so does any deadline of the caller's.
 
         Raises:
+            UsageError: the scheduler could not read it: a value is of the wrong type or out of range.
             TimeoutError: no answer came within `deadline_s`.
             EngineBroken, EngineClosed: the engine serves no more.
         """
@@ -362,6 +371,13 @@ async def _tell_broken(ring: Ring, manager: TokenizerManager) -> None:
     await ring.ended.wait()
     if ring.breakdown is not None:
         manager.end(ring.breakdown.error)
+
+
+def _check_deadline(deadline_s: float | None) -> None:
+    if deadline_s is not None and not 0 <= deadline_s < math.inf:  # NaN neither
+        raise UsageError(
+            f"deadline_s is {deadline_s}; it must be 0 seconds or more, and finite", param="deadline_s"
+        )
 
 
 def _config(model: str | EngineConfig | None, options: Mapping[str, object]) -> EngineConfig:

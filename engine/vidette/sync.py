@@ -122,6 +122,9 @@ class Engine:
 
     def statistics(self) -> Statistics:
         """Return a picture of what is held and what was done."""
+        return self._loop.call(self._statistics)
+
+    async def _statistics(self) -> Statistics:
         return self._engine.statistics()
 
     def heartbeat(self) -> Statistics:

@@ -98,7 +98,7 @@ _LINKS: Final[dict[str, Message]] = {
     "freeze-gc": FreezeGCReq(id=9),
     "shutdown": ShutdownReq(),
     "arena-offer": ArenaOffer(nbytes=1 << 30),
-    "arena-credit": ArenaCredit(packed_offsets=pack_i64([0, 1 << 40])),
+    "arena-credit": ArenaCredit(packed_places=pack_i64([0, 1 << 40])),
 }
 
 _CACHES: Final[dict[str, Message]] = {

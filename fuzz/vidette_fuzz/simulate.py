@@ -93,7 +93,7 @@ def simulate(seed: int, build: Build = Build(), stock: Stock | None = None) -> H
         deadline=None,
         derandomize=True,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]  its metaclass is odd
     )
     @given(st.none())
     def run(_: None) -> None:

@@ -313,7 +313,7 @@ _MESSAGES: Final[dict[type[Message], Callable[[], st.SearchStrategy[Message]]]] 
     UpdateWeightsFromDistributedReqInput: _broadcasts,
     UpdateWeightsFromTensorReqInput: lambda: _with_tensors(UpdateWeightsFromTensorReqInput),
     LoadLoRAAdapterFromTensorsReqInput: lambda: _with_tensors(LoadLoRAAdapterFromTensorsReqInput),
-    ArenaCredit: lambda: structs(ArenaCredit, packed_offsets=_packed(Column.I64)),
+    ArenaCredit: lambda: structs(ArenaCredit, packed_places=_packed(Column.I64)),
 }
 """Classes whose fields have to agree with each other."""
 

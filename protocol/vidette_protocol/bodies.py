@@ -46,6 +46,7 @@ INTERNAL_FIELDS: Final[Mapping[type[Struct], Mapping[str, object]]] = MappingPro
 first two are SGLang's and no fields of ours: the front is part of the vid."""
 
 SHOWN_CHARS: Final = 64
+LONGEST_PROBLEM: Final = 256
 """Most characters of a value that are repeated in an answer that refuses it."""
 
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+)\]|\[\.\.\.\]")
@@ -117,7 +118,7 @@ class BodyType(Generic[S]):
             raise BodyError([Fault((), "invalid", "Expected an object", _shown(value))])
         try:
             twin = msgspec.convert(value, self._twin, str_keys=True)
-        except (msgspec.ValidationError, RecursionError) as error:
+        except (msgspec.ValidationError, RecursionError, UnicodeEncodeError) as error:
             raise BodyError(list(self._faults(value)) or [_fault((), error, value)]) from None
         return self._settle(twin, value)
 
@@ -151,7 +152,7 @@ class BodyType(Generic[S]):
             else:
                 try:
                     msgspec.convert(inner, self._fields[name].type, str_keys=True)
-                except (msgspec.ValidationError, RecursionError) as error:
+                except (msgspec.ValidationError, RecursionError, UnicodeEncodeError) as error:
                     yield _fault((name,), error, inner)
         for name, field in self._fields.items():
             if field.required and name not in value:
@@ -265,19 +266,25 @@ def _fault(place: tuple[str | int, ...], error: Exception, value: Any) -> Fault:
     """Return what a decoder says of a value as a fault."""
     if isinstance(error, RecursionError):
         return Fault(place, "invalid", "values are nested too deeply", _shown(value))
-    problem, _, path = str(error).partition(" - at `")
+    # The path comes last; what is before it may hold a key of the body, which may look like one.
+    problem, _, path = str(error).rpartition(" - at `")
+    if not problem:
+        problem, path = path, ""
     path, _, rest = path.partition("`")
     if path == "key":
         path = rest.removeprefix(" in `").removesuffix("`")
     for step in _STEP.finditer(path):
         name, index = step.groups()
-        if name is not None and isinstance(value, Mapping):
-            place, value = (*place, name), value[name]
-        elif index is not None and not isinstance(value, Mapping):
-            place, value = (*place, int(index)), value[int(index)]
-        else:  # an entry of a mapping, of which the decoder does not say which
+        try:
+            if name is not None:
+                place, value = (*place, name), value[name]
+            else:
+                place, value = (*place, int(index)), value[int(index)]
+        except (KeyError, IndexError, TypeError):
+            # An entry of a mapping, of which the decoder does not say which.
             value = None
             break
+    problem = problem if len(problem) <= LONGEST_PROBLEM else f"{problem[:LONGEST_PROBLEM]}..."
     if problem == "Invalid base64 encoded string":
         return Fault(place, "base64", _explain_base64(value), _shown(value))
     return Fault(place, "invalid", problem, _shown(value))

@@ -66,6 +66,10 @@ class Codec:
         """Return the codec of the other side: what this one sends it receives, and the other way round."""
         return self._with(sends=self.receives, receives=self.sends)
 
+    def copy(self) -> Codec:
+        """Return another codec of the same side."""
+        return self._with(sends=self.sends, receives=self.receives)
+
     def _with(self, *, sends: Iterable[type[Message]], receives: Iterable[type[Message]]) -> Codec:
         return Codec(
             sends=sends, receives=receives, hooks=self.hooks, bulk=self.bulk, allow_pickle=self.allow_pickle

@@ -43,6 +43,9 @@ MAX_VALUES: Final = 1 << 20
 VID_FIELDS: Final = frozenset({"vid", "vids", "packed_vids", "floor"})
 """Names of fields that hold vids; every field of this package that does is named so."""
 
+INT64_FIELDS: Final = frozenset({"packed_places"})
+"""Names of other fields of packed int64."""
+
 _AS_TEXT: Final = frozenset({"datetime", "decimal", "uuid"})
 """Modules whose values msgspec writes as text."""
 
@@ -198,7 +201,7 @@ class _Walk:
 def _unpack(name: str, value: object) -> object:
     """Return the numbers of a packed column, or of a list of such; anything else as it is."""
     if isinstance(value, memoryview) and value.format == "B":
-        if name.endswith("vids"):
+        if name.endswith("vids") or name in INT64_FIELDS:
             return view_i64(value)
         return view_f32(value) if name.endswith("_val") else view_i32(value)
     if isinstance(value, list) and any(isinstance(item, memoryview) for item in value):

@@ -87,6 +87,18 @@ async def test_what_to_do_with_a_duplicate_is_one_of_two_things() -> None:
             engine.generate("x", on_duplicate="ignore")  # type: ignore[arg-type]
 
 
+async def test_a_scope_that_is_moved_on_keeps_its_request(topology: str) -> None:
+    """As an idle timeout does: a deadline that the caller's scope once had is none of the request's."""
+    with anyio.fail_after(DEADLINE):
+        async with open_engine("toy", topology=topology) as engine:
+            params = {"max_new_tokens": 400, "ignore_eos": True, "sampling_seed": 1}
+            with anyio.move_on_after(0.3) as scope:
+                async with engine.generate("x", sampling_params=params) as stream:
+                    scope.deadline += DEADLINE
+                    assert len((await stream.read()).token_ids) == 400
+            assert not scope.cancelled_caught
+
+
 async def test_a_deadline_ends_what_is_computed_for_it(topology: str) -> None:
     """The front ends it, as whenever a scope is left, and not the scheduler by its own clock."""
     with anyio.fail_after(DEADLINE):
@@ -107,7 +119,7 @@ async def main():
     async with vidette.open_engine("toy", topology={topology!r}) as engine:
         for seconds in (0.1, 1.0, 10.0):  # a busy machine may need longer to begin
             with anyio.move_on_after(seconds) as scope:
-                async with engine.generate("x", sampling_params={params!r}) as stream:
+                async with engine.generate("x", sampling_params={params!r}, deadline_s=seconds) as stream:
                     await anext(stream)
                     with anyio.CancelScope(shield=True):
                         due = scope.deadline + 0.1

@@ -62,7 +62,7 @@ def test_a_codec_without_bulk_writes_and_reads_no_parts() -> None:
 
 
 def test_what_links_say_to_each_other_travels_both_ways_with_bulk_only() -> None:
-    offer, credit = ArenaOffer(nbytes=4096), ArenaCredit(packed_offsets=pack_i64([0, 4096]))
+    offer, credit = ArenaOffer(nbytes=4096), ArenaCredit(packed_places=pack_i64([0, 4096]))
     assert set(LINK_MESSAGES) == {ArenaOffer, ArenaCredit}
     for message in (offer, credit):
         assert BULK.decode(BULK.encode(message)) == message
@@ -81,7 +81,7 @@ def test_an_arena_of_no_possible_length_is_refused(nbytes: int) -> None:
 
 def test_half_an_offset_is_refused() -> None:
     with pytest.raises(DecodeError, match="not a multiple of 8"):
-        BULK.decode(BULK.encode(ArenaCredit(packed_offsets=memoryview(bytes(9)))))
+        BULK.decode(BULK.encode(ArenaCredit(packed_places=memoryview(bytes(9)))))
 
 
 def test_nothing_is_left_over_from_a_message_that_was_refused() -> None:

@@ -21,7 +21,6 @@ import vidette
 
 IMPORTED_BY_OTHERS = {
     "httptools": "uvicorn parses HTTP with it",
-    "trio": "AnyIO runs on it where the caller does",
     "uvloop": "uvicorn runs on it",
 }
 """Dependencies that we do not import ourselves."""

@@ -150,4 +150,5 @@ def settle_sampling(
         params,
         max_new_tokens=most,
         sampling_seed=draw(MAX_SEED + 1) if seed is None else seed,
+        stream_interval=None,  # every token, which is all that is supported, and what 1 asks for
     )

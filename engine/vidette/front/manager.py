@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -29,7 +29,7 @@ from vidette.front.checks import (
 from vidette.front.stream import Group, Stream
 from vidette.models.interface import ModelInfo, Tokenizer
 from vidette.transport.link import Link
-from vidette_protocol.errors import DuplicateRid, RemoteProtocolError
+from vidette_protocol.errors import DuplicateRid, ProtocolError, RemoteProtocolError
 from vidette_protocol.ids import Rid, Vid
 from vidette_protocol.lifecycle import FrontMachine, FrontState, end_of
 from vidette_protocol.limits import Limits
@@ -52,6 +52,9 @@ from vidette_protocol.messages import (
 )
 
 T = TypeVar("T")
+
+BATCH_BYTES: Final = 8 * 1024 * 1024
+"""Token ids of requests that are sent in one message."""
 Asked = HeartbeatReq | FreezeGCReq | ControlReq
 """What somebody may ask; the first two come back round the ring, the others are answered straight away."""
 Answered = HeartbeatReq | FreezeGCReq | ControlOutput
@@ -136,12 +139,16 @@ class TokenizerManager:
     # --- requests ------------------------------------------------------------------
 
     @asynccontextmanager
-    async def generate(self, request: GenerateReqInput, *, replace: bool = False) -> AsyncGenerator[Stream]:
+    async def generate(
+        self, request: GenerateReqInput, *, replace: bool = False, deadline_s: float | None = None
+    ) -> AsyncGenerator[Stream]:
         """Open a request for one answer; leaving the block, in whatever way, ends it.
 
         Args:
             request: one prompt, one answer.
-            replace: end a request that has the same rid, and take its place; else it is refused.
+            replace: end a request that has the same rid, and take its place; else it is refused. It is ended
+                even if this one turns out not to fit, which shows only when it is tokenised.
+            deadline_s: seconds from sending, after which the scheduler ends it by itself; None: never.
 
         Raises:
             UsageError: the request cannot be served as it is.
@@ -157,7 +164,7 @@ class TokenizerManager:
         try:
             prompt = await self._tokenise(item)
             # From here to the yield nothing awaits: the route exists before the scheduler can answer.
-            message = self._prepare(vid, item, prompt)
+            message = self._prepare(vid, item, prompt, deadline_s)
             self._scheduler.post(message)
             stream = self._begin(message)
             yield stream
@@ -165,7 +172,9 @@ class TokenizerManager:
             self._leave(vid if stream is None else stream.vid)
 
     @asynccontextmanager
-    async def generate_group(self, request: GenerateReqInput) -> AsyncGenerator[Group]:
+    async def generate_group(
+        self, request: GenerateReqInput, *, deadline_s: float | None = None
+    ) -> AsyncGenerator[Group]:
         """Open a request for several answers; leaving the block, in whatever way, ends all of them.
 
         They are taken in all or none: if one cannot be served, none is.
@@ -186,22 +195,24 @@ class TokenizerManager:
             prompts = [await self._tokenise(item) for item in items[:: checked.n]]
             # From here to the yield nothing awaits, as above.
             messages = [
-                self._prepare(vid, item, prompts[place // checked.n])
+                self._prepare(vid, item, prompts[place // checked.n], deadline_s)
                 for place, (vid, item) in enumerate(zip(vids, items, strict=True))
             ]
-            self._scheduler.post(BatchTokenizedGenerateReqInput(reqs=messages))
+            for batch in _batches(messages):
+                self._scheduler.post(batch)
             streams = tuple(map(self._begin, messages))
             yield Group(streams, n=checked.n, single=checked.single)
         finally:  # no await in here, as above
             for vid in [stream.vid for stream in streams] or vids:
                 self._leave(vid)
 
-    def _prepare(self, vid: Vid, item: GenerateItem, prompt: memoryview) -> TokenizedGenerateReqInput:
+    def _prepare(
+        self, vid: Vid, item: GenerateItem, prompt: memoryview, deadline_s: float | None
+    ) -> TokenizedGenerateReqInput:
         """Return what is to be sent now of a request that was tokenised meanwhile; raise if nothing is."""
         self._check_open()
         if self._machine.state(vid) is FrontState.OVER:
             raise RequestReplaced(item.rid)
-        left = anyio.current_effective_deadline() - anyio.current_time()
         return TokenizedGenerateReqInput(
             vid=vid,
             floor=self._machine.floor,
@@ -210,7 +221,7 @@ class TokenizerManager:
             sampling_params=settle_sampling(
                 item.sampling_params, len(prompt) // 4, self.ready.max_total_tokens
             ),
-            deadline_s=None if left == math.inf else max(0.0, left),
+            deadline_s=deadline_s,
         )
 
     def _begin(self, message: TokenizedGenerateReqInput) -> Stream:
@@ -239,6 +250,11 @@ class TokenizerManager:
 
     def _check_room(self, more: int = 1) -> None:
         live = len(self._machine) + self._rendering
+        if more > self._max_requests:
+            raise UsageError(
+                f"{more} answers are asked for at once; at most {self._max_requests} requests may live",
+                param="n",
+            )
         if live + more > self._max_requests:
             raise Overloaded(f"{live} requests live; at most {self._max_requests} may")
 
@@ -324,6 +340,7 @@ class TokenizerManager:
                 caller's deadline.
 
         Raises:
+            UsageError: the scheduler could not read it: a value is of the wrong type or out of range.
             TimeoutError: no answer came within `deadline_s`.
             EngineBroken, EngineClosed: the engine serves no more.
         """
@@ -333,6 +350,10 @@ class TokenizerManager:
             left = anyio.current_effective_deadline() - anyio.current_time()
             seconds = None if left == math.inf else max(0.0, left)
         question = msgspec.structs.replace(request, id=self._asked, deadline_s=seconds)
+        try:
+            self._scheduler.check(question)
+        except ProtocolError as error:
+            raise UsageError(f"{type(request).__name__} cannot be sent: {error}") from error
         with anyio.fail_after(request.deadline_s):
             answer = await self._ask(question, request.output)
         assert isinstance(answer, ControlOutput)  # _Question has seen to it
@@ -488,6 +509,19 @@ class _Question:
             raise self.failure()
         assert self._answer is not None
         return self._answer
+
+
+def _batches(messages: Sequence[TokenizedGenerateReqInput]) -> Iterator[BatchTokenizedGenerateReqInput]:
+    """Put requests together, but never so many that a frame could be too long."""
+    batch: list[TokenizedGenerateReqInput] = []
+    nbytes = 0
+    for message in messages:
+        if batch and nbytes + message.input_ids.nbytes > BATCH_BYTES:
+            yield BatchTokenizedGenerateReqInput(reqs=batch)
+            batch, nbytes = [], 0
+        batch.append(message)
+        nbytes += message.input_ids.nbytes
+    yield BatchTokenizedGenerateReqInput(reqs=batch)
 
 
 def _left() -> Error:

@@ -237,7 +237,8 @@ class Group:
         """Wait until some have something to take; return their places. None: all were read to their ends."""
         await anyio.lowlevel.checkpoint()
         while True:
-            self._news = anyio.Event()
+            if self._news.is_set():
+                self._news = anyio.Event()
             ready = tuple(place for place, stream in enumerate(self.streams) if stream.ready)
             if ready or all(stream.done for stream in self.streams):
                 return ready

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import anyio
 import anyio.abc
 import msgspec
@@ -9,6 +11,9 @@ import msgspec
 from vidette._custom import Handler, Handlers
 from vidette.transport.link import Link
 from vidette_protocol.messages import ControlReq
+
+LONGEST_EXPLANATION: Final = 4096
+"""Characters of what is said of a fault."""
 
 
 class Answering:
@@ -34,14 +39,23 @@ class Answering:
         return True
 
     async def _answer(self, handler: Handler, question: ControlReq) -> None:
+        late = f"{type(question).__name__} was not answered within {question.deadline_s} s"
+        answer = question.output(id=question.id, success=False, message=late)
         try:
-            with anyio.move_on_after(question.deadline_s):  # after which nobody waits any more
-                answer = await handler(question)
-                if type(answer) is not question.output:
+            with anyio.move_on_after(question.deadline_s):
+                made = await handler(question)
+                if type(made) is not question.output:
                     raise TypeError(
-                        f"its handler returned a {type(answer).__name__}, not a {question.output.__name__}"
+                        f"its handler returned a {type(made).__name__}, not a {question.output.__name__}"
                     )
-                self._link.post(msgspec.structs.replace(answer, id=question.id))
+                answer = msgspec.structs.replace(made, id=question.id)
+                self._link.check(answer)
         except Exception as error:  # noqa: BLE001  a handler's fault is the answer, not the scheduler's end
-            message = f"{type(question).__name__} failed: {type(error).__name__}: {error}"
-            self._link.post(question.output(id=question.id, success=False, message=message))
+            answer = question.output(id=question.id, success=False, message=_explain(question, error))
+        self._link.post(answer)
+
+
+def _explain(question: ControlReq, error: Exception) -> str:
+    """Return what is said of a fault: text that can be sent, whatever the error says of itself."""
+    text = f"{type(question).__name__} failed: {type(error).__name__}: {error}"
+    return text[:LONGEST_EXPLANATION].encode(errors="replace").decode()

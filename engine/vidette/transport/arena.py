@@ -291,10 +291,9 @@ class _Returns:
                 os.eventfd_write(self._fd, 1)
 
     def take(self) -> list[Loan]:
-        if not self._loans:
-            return []
-        self._rung = False
+        # In this order, whatever there is: a bell that is silent and taken for rung would never ring again.
         self.hush()
+        self._rung = False
         returned = []
         while self._loans:
             returned.append(self._loans.popleft())

@@ -332,7 +332,7 @@ class Bulk:
             case ArenaCredit():
                 if self._arena is None:
                     raise RemoteProtocolError("a credit came, and there is no arena")
-                self._arena.credit(view_i64(message.packed_offsets).tolist())
+                self._arena.credit(view_i64(message.packed_places).tolist())
                 self._freed.set()
             case _:
                 assert_never(message)
@@ -370,7 +370,7 @@ class Bulk:
         if self._borrowed is not None:
             returned = self._borrowed.take_returned()
             if returned and not self._ended:
-                credit = ArenaCredit(packed_offsets=pack_i64(returned))
+                credit = ArenaCredit(packed_places=pack_i64(returned))
                 self._channel.post(self._codec.encode(credit))
 
     async def run_credits(self) -> None:

@@ -92,8 +92,17 @@ class Recorder:
         self._write(msgspec.json.encode(head), MAGIC)
 
     def record(self, frame: bytes | bytearray) -> None:
-        """Write a frame that has just come; it blocks for as long as the file does."""
-        self._write(TIME.pack(time.monotonic_ns()) + frame)
+        """Write a frame that has just come; it blocks for as long as the file does.
+
+        If it cannot be written, as on a full disk, recording ends: the engine goes on, and the torn end of the
+        file tells.
+        """
+        if self._file.closed:
+            return
+        try:
+            self._write(TIME.pack(time.monotonic_ns()) + frame)
+        except OSError:
+            self._file.close()
 
     def close(self) -> None:
         """Close the file; idempotent."""

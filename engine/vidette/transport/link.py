@@ -54,6 +54,7 @@ class Link:
         self._role = role
         self.peer = peer
         self._recorder = recorder
+        self._other_end: Codec | None = None  # made when it is first needed
         self._other_schema: Schema | None = None  # of an end that describes its messages otherwise
         self._bulk = Bulk(channel, codec, BulkOptions() if bulk is None else bulk)
 
@@ -74,6 +75,19 @@ class Link:
             self._bulk.post(message)
         else:
             self.channel.post(self._codec.encode(message))
+
+    def check(self, message: Message) -> None:
+        """Check that the other end can read a message, before it is posted: types, ranges, columns.
+
+        What the engine makes is right by construction. What a caller made may be anything, and a message that
+        cannot be read ends the link.
+
+        Raises:
+            ProtocolError: it cannot.
+        """
+        if self._other_end is None:
+            self._other_end = self._codec.mirrored()
+        self._other_end.decode(self._codec.encode(message))
 
     def prepare(self, message: Message, *, wait_seconds: float = WAIT_SECONDS) -> Preparation:
         """Copy the large arrays and tensors of a message into the arena, before it is posted.

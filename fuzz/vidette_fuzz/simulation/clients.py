@@ -30,8 +30,17 @@ from vidette_protocol.messages import (
     SamplingParams,
 )
 
-Kind = Literal["read", "cancel", "exit", "raise", "extend", "group", "heartbeat", "state"]
-KINDS: Final[tuple[Kind, ...]] = ("read", "cancel", "exit", "raise", "extend", "group", "heartbeat", "state")
+Kind = Literal["read", "cancel", "exit", "raise", "deadline", "group", "heartbeat", "state"]
+KINDS: Final[tuple[Kind, ...]] = (
+    "read",
+    "cancel",
+    "exit",
+    "raise",
+    "deadline",
+    "group",
+    "heartbeat",
+    "state",
+)
 WEIGHTS: Final = (8, 8, 4, 2, 3, 3, 1, 1)
 WATCHING: Final = (0, 0, 0, 0, 0, 0, 4, 1)
 """Of a client that asks after the engine only."""
@@ -45,7 +54,7 @@ class Plan(NamedTuple):
 
     Args:
         kind: "cancel": its scope ends at a moment. "exit": it leaves after some deltas. "raise": likewise,
-            by an error. "extend": it sets a deadline, and puts it off as soon as the request is submitted.
+            by an error. "deadline": it has the scheduler end the request after a time, and waits for that.
             "group": as cancel, with several answers. "heartbeat", "state": it asks after the engine.
         rid: its slot; others may use it as well.
         replace: whether it takes the slot if somebody holds it.
@@ -149,7 +158,7 @@ class Client:
         self._journal.note(f"client {self._number}: {plan.kind} {plan.rid}, {plan.after:.4f}")
         began = anyio.current_time()
         self._sent = plan.kind in ("heartbeat", "state")
-        deadline = began + plan.after if plan.kind in ("cancel", "extend", "group", "state") else math.inf
+        deadline = began + plan.after if plan.kind in ("cancel", "group", "state") else math.inf
         try:
             with anyio.CancelScope(deadline=deadline) as scope:
                 match plan.kind:
@@ -160,11 +169,11 @@ class Client:
                     case "group":
                         await self._ask_group(generation, plan)
                     case _:
-                        await self._request(generation, plan, scope)
+                        await self._request(generation, plan)
         except (Left, TimeoutError):
             pass
         except Error as error:
-            self._judge(error, generation, plan, began, deadline)
+            self._judge(error, generation, plan, began)
         except Exception as error:  # noqa: BLE001  whatever else comes out of the engine is a find
             self._journal.violate(f"client {self._number} gets {type(error).__name__}: {error}")
         else:
@@ -173,7 +182,7 @@ class Client:
                 if anyio.current_time() > max(deadline, began) + _INSTANT:
                     self._journal.violate(f"a block is left {anyio.current_time() - deadline} s too late")
 
-    def _judge(self, error: Error, generation: Generation, plan: Plan, began: float, deadline: float) -> None:
+    def _judge(self, error: Error, generation: Generation, plan: Plan, began: float) -> None:
         """Check that an error has a reason."""
         now = anyio.current_time()
         match error:
@@ -194,7 +203,7 @@ class Client:
                 fair = True
             case RequestError():
                 expired = str(EXPIRED.message) in str(error)
-                fair = plan.kind == "extend" and expired and now >= deadline + DEADLINE_GRACE
+                fair = plan.kind == "deadline" and expired and now >= began + plan.after + DEADLINE_GRACE
             case _:
                 fair = False
         self._journal.note(f"client {self._number} is told {type(error).__name__}")
@@ -208,13 +217,12 @@ class Client:
         if not output.success:
             self._journal.violate(f"the scheduler does not tell its state: {output.message}")
 
-    async def _request(self, generation: Generation, plan: Plan, scope: anyio.CancelScope) -> None:
+    async def _request(self, generation: Generation, plan: Plan) -> None:
         assert generation.manager is not None
         request = self._prompt(plan.rid)
-        async with generation.manager.generate(request, replace=plan.replace) as stream:
+        seconds = plan.after if plan.kind in ("cancel", "deadline") else None
+        async with generation.manager.generate(request, replace=plan.replace, deadline_s=seconds) as stream:
             self._sent = True
-            if plan.kind == "extend":
-                scope.deadline = math.inf
             try:
                 await self._read(generation, plan, stream)
             finally:

@@ -8,27 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from vidette.detokenizer.incremental import IncrementalText
-from vidette.errors import Error, RequestReplaced
-from vidette.front.checks import settle_sampling
+from vidette.errors import Error
 from vidette.scheduler.blocks import BlockPool
 from vidette.scheduler.loop import Command, Effects, _Told
 from vidette.scheduler.process import Lives
+from vidette.transport.link import Link
 from vidette_fuzz.simulation.engine import Build
-from vidette_fuzz.simulation.observed import SimulatedDetokenizer, SimulatedLoop, SimulatedManager
+from vidette_fuzz.simulation.observed import (
+    ObservedFront,
+    SimulatedDetokenizer,
+    SimulatedLoop,
+    SimulatedManager,
+)
+from vidette_fuzz.simulation.refinement import Refinement
 from vidette_protocol.ids import Vid
 from vidette_protocol.lifecycle import FrontState, Row
 from vidette_protocol.messages import (
     AbortReq,
     BatchStrOutput,
     FinishReason,
-    GenerateItem,
     StrRow,
-    TokenizedGenerateReqInput,
     TokenRow,
 )
+
+UNREPORTED: Final = "no public report that we know of"
 
 
 class EngineMutant(NamedTuple):
@@ -37,7 +43,7 @@ class EngineMutant(NamedTuple):
     Args:
         name: for the command line.
         build: the parts, one of them faulty.
-        report: the public report of the fault it stands for.
+        report: the public report of the fault it stands for, if there is one.
         story: in a sentence, what goes wrong.
     """
 
@@ -80,21 +86,22 @@ class _KeepsTheStream(SimulatedManager):
                 del self._routes[vid]
 
 
+class _SeesNoEnd(ObservedFront):
+    """Takes a request that is over for a new one, if asked."""
+
+    __slots__ = ()
+
+    def state(self, vid: Vid) -> FrontState:
+        state = super().state(vid)
+        return FrontState.NEW if state is FrontState.OVER else state
+
+
 class _SendsTheReplaced(SimulatedManager):
     """Does not look again, after tokenising, whether the request is still wanted."""
 
-    def _prepare(self, vid: Vid, item: GenerateItem, prompt: memoryview) -> TokenizedGenerateReqInput:
-        try:
-            return super()._prepare(vid, item, prompt)
-        except RequestReplaced:
-            total = self.ready.max_total_tokens
-            return TokenizedGenerateReqInput(
-                vid=vid,
-                floor=self._machine.floor,
-                rid=item.rid,
-                input_ids=prompt,
-                sampling_params=settle_sampling(item.sampling_params, len(prompt) // 4, total),
-            )
+    def __init__(self, scheduler: Link, detokenizer: Link, *, watch: Refinement, **options: Any) -> None:
+        super().__init__(scheduler, detokenizer, watch=watch, **options)
+        self._machine = watch.front = _SeesNoEnd(watch)
 
 
 class _TellsOnlyTheStreams(SimulatedManager):
@@ -184,7 +191,7 @@ ENGINE_MUTANTS: Final[Mapping[str, EngineMutant]] = MappingProxyType(
             EngineMutant(
                 "replaced-sent-anyway",
                 Build(manager=_SendsTheReplaced),
-                "sgl-project/sglang #24070 (duplicate rid on resubmission)",
+                UNREPORTED,
                 "a request that was replaced while it was tokenised is sent",
             ),
             EngineMutant(
@@ -196,7 +203,7 @@ ENGINE_MUTANTS: Final[Mapping[str, EngineMutant]] = MappingProxyType(
             EngineMutant(
                 "deadline-slept-through",
                 Build(loop=_SleepsThroughDeadlines),
-                "openvinotoolkit/model_server #4428 (what is to happen to a request whose time is up)",
+                UNREPORTED,
                 "a deadline passes while the reader lags behind, and nobody wakes for it",
             ),
             EngineMutant(
@@ -220,7 +227,7 @@ ENGINE_MUTANTS: Final[Mapping[str, EngineMutant]] = MappingProxyType(
             EngineMutant(
                 "characters-torn",
                 Build(detokenizer=_DecodesEachPiece),
-                "sgl-project/sglang #2812 (text that depends on when it was read)",
+                "ai-dynamo/dynamo #12630 (unknown characters where a chunk ends)",
                 "a character whose bytes come in two steps is shown as two unknown ones",
             ),
         )

@@ -27,15 +27,15 @@ class ArenaCredit(Message, tag=Tag.ARENA_CREDIT, kw_only=True, frozen=True):
     """Both ways: buffers in the memory that the other side offered are read and done with.
 
     Args:
-        packed_offsets: packed int64, where each of them begins.
+        packed_places: packed int64, where each of them begins.
     """
 
-    packed_offsets: memoryview
+    packed_places: memoryview
 
     def check_columns(self) -> str | None:
         """Return in a sentence what is wrong with the offsets, or None."""
         try:
-            view_i64(self.packed_offsets)
+            view_i64(self.packed_places)
         except ValueError as error:
             return str(error)
         return None

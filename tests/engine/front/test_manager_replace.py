@@ -6,8 +6,6 @@ import math
 
 import anyio
 import pytest
-import trio
-import trio.testing
 from tests.engine.front.conftest import ABORTED, STOP, Front, ask
 
 from vidette.errors import DuplicateRequest, Overloaded, RequestError, RequestReplaced
@@ -16,8 +14,6 @@ from vidette.front.stream import Stream
 from vidette_protocol.messages import (
     AbortReq,
     BatchTokenizedGenerateReqInput,
-    GenerateReqInput,
-    SamplingParams,
     StrRow,
     TokenizedGenerateReqInput,
 )
@@ -192,50 +188,21 @@ def deadline_sent(front: Front) -> float | None:
     return message.deadline_s
 
 
-async def test_without_a_deadline_none_is_sent() -> None:
+async def test_only_a_deadline_that_was_asked_for_is_sent() -> None:
+    """Not that of the scope: it may be moved while the request lives, and may enclose its beginning alone."""
     async with Front.serving() as front:
-        with anyio.CancelScope(shield=True):  # that of the tests
+        with anyio.fail_after(50.0):
             async with front.manager.generate(ask()):
                 assert deadline_sent(front) is None
             front.sent()
+            async with front.manager.generate(ask(), deadline_s=3.5):
+                assert deadline_sent(front) == 3.5
+            front.sent()
             async with front.manager.generate_group(ask()):
                 assert deadline_sent(front) is None
-
-
-def test_what_is_left_of_the_scope_is_sent() -> None:
-    """By a clock that stands still while anything runs: the budget is what is left when it is sent."""
-
-    async def main() -> None:
-        clock = trio.lowlevel.current_clock()
-        assert isinstance(clock, trio.testing.MockClock)
-        async with Front.serving() as front:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(10.0), anyio.move_on_after(90.0):
-                clock.jump(3.0)
-                async with front.manager.generate(ask()):
-                    assert deadline_sent(front) == 7.0  # that of the nearest scope
-                front.sent()
-                gate = front.offload.gate = anyio.Event()
-                async with anyio.create_task_group() as tasks:
-
-                    async def generate() -> None:
-                        params = SamplingParams(max_new_tokens=5)
-                        request = GenerateReqInput(text=["a", "b"], sampling_params=params)
-                        async with front.manager.generate_group(request):
-                            # Tokenising took a second for each; all have the same that is left.
-                            assert deadline_sent(front) == 5.0
-
-                    tasks.start_soon(generate)
-                    await front.until(lambda: front.offload.begun == 2)
-                    await anyio.wait_all_tasks_blocked()  # at the gate
-                    clock.jump(1.0)
-                    front.offload.gate = anyio.Event()
-                    gate.set()
-                    await front.until(lambda: front.offload.begun == 3)
-                    await anyio.wait_all_tasks_blocked()
-                    clock.jump(1.0)
-                    front.offload.gate.set()
-
-    trio.run(main, clock=trio.testing.MockClock())
+            front.sent()
+            async with front.manager.generate_group(ask(), deadline_s=0.0):
+                assert deadline_sent(front) == 0.0
 
 
 async def test_a_deadline_that_passes_while_it_is_tokenised_sends_nothing() -> None:

@@ -153,7 +153,7 @@ async def test_an_offer_that_is_cancelled_while_it_is_mapped_is_mapped_later(for
 
 
 async def test_credits_that_are_not_due_are_refused(forger: Forger) -> None:
-    frame = forger.codec.encode(ArenaCredit(packed_offsets=pack_i64([0])))
+    frame = forger.codec.encode(ArenaCredit(packed_places=pack_i64([0])))
     forger.channel.post(frame)
     forger.channel.flush_nowait()
     with pytest.raises(RemoteProtocolError, match="there is no arena"):

@@ -10,8 +10,8 @@ from vidette_protocol.messages.bulk import ArenaCredit
 
 
 def test_a_credit_is_of_whole_offsets() -> None:
-    assert ArenaCredit(packed_offsets=pack_i64([0, 1 << 40])).check_columns() is None
-    torn = ArenaCredit(packed_offsets=memoryview(bytes(12)))
+    assert ArenaCredit(packed_places=pack_i64([0, 1 << 40])).check_columns() is None
+    torn = ArenaCredit(packed_places=memoryview(bytes(12)))
     assert torn.check_columns() == "a packed column has 12 bytes, not a multiple of 8"
 
 
