@@ -143,6 +143,9 @@ def test_ctrl_c_while_the_engine_opens_ends_what_was_begun(backend: Literal["asy
             with sync.open_engine("toy", backend=backend):
                 time.sleep(DEADLINE)
         interrupter.join(DEADLINE)
+        for thread in threading.enumerate():
+            if thread.name == "vidette loop":  # it may be about to end
+                thread.join(DEADLINE)
         assert not any(thread.name == "vidette loop" for thread in threading.enumerate())
         assert threading.active_count() <= threads + 3  # idle workers of the event loop library
 
