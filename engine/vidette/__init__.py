@@ -15,6 +15,7 @@ General layout:
 - `bench`        what `vidette bench` measures, with its baselines
 - `testing`      the public test kit
 - `_ring`        the two topologies: who runs where
+- `_supervisor`  what becomes of an engine when a process of it dies
 - `_child`       the main module of a child process
 - `child`        the same, for an engine with messages of its own
 - `_custom`      what an engine is given of a user's own messages

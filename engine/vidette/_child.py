@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import signal
 import socket
 import sys
@@ -42,6 +43,7 @@ def main(argv: list[str], *, codec: Codec | None = None, handlers: Handlers | No
     """
     role, spec = argv[0], msgspec.json.decode(argv[1], type=ChildSpec)
     guard(spec)
+    faulthandler.enable()  # a crash says on stderr where it was
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL)
     channels = {name: Channel(socket.socket(fileno=fd)) for name, fd in spec.links.items()}
@@ -75,7 +77,7 @@ async def _scheduler(
     from vidette.scheduler.build import build_loop  # noqa: PLC0415
     from vidette.scheduler.process import run_scheduler  # noqa: PLC0415
 
-    with recording(config.capture, sender="front", receiver="scheduler") as recorder:
+    with recording(config.capture, sender="front", receiver="scheduler", incarnation=incarnation) as recorder:
         await run_scheduler(
             channels["front"],
             channels["detokenizer"],
@@ -91,7 +93,9 @@ async def _scheduler(
 async def _detokenizer(channels: dict[str, Channel], config: EngineConfig, incarnation: int) -> None:
     from vidette.detokenizer.process import run_detokenizer  # noqa: PLC0415
 
-    with recording(config.capture, sender="scheduler", receiver="detokenizer") as recorder:
+    with recording(
+        config.capture, sender="scheduler", receiver="detokenizer", incarnation=incarnation
+    ) as recorder:
         await run_detokenizer(
             channels["scheduler"],
             channels["front"],

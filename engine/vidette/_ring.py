@@ -62,11 +62,14 @@ class Breakdown(Struct, frozen=True):
     message: str
     role: str | None = None
     exit_status: int | None = None
+    last_words: str = ""
     cause: BaseException | None = None
 
     def error(self) -> EngineBroken:
         """Return a new exception: one that several waiters raise must not be shared."""
-        error = EngineBroken(self.message, role=self.role, exit_status=self.exit_status)
+        error = EngineBroken(
+            self.message, role=self.role, exit_status=self.exit_status, last_words=self.last_words
+        )
         error.__cause__ = self.cause
         return error
 
@@ -93,6 +96,7 @@ class Ring:
         detokenizer: channel to the detokenizer.
         capture: folder in which what comes from them is recorded; None: nothing is.
         codec: of the link to the scheduler; None: that of our own messages.
+        incarnation: how many rings were in its place before.
 
     Raises:
         UsageError: nothing can be recorded there.
@@ -105,13 +109,17 @@ class Ring:
         *,
         capture: str | None = None,
         codec: Codec | None = None,
+        incarnation: int = 0,
     ) -> None:
         with ExitStack() as files:
-            heard_scheduler = files.enter_context(recording(capture, sender="scheduler", receiver="front"))
-            heard_detokenizer = files.enter_context(
-                recording(capture, sender="detokenizer", receiver="front")
+            heard_scheduler, heard_detokenizer = (
+                files.enter_context(
+                    recording(capture, sender=sender, receiver="front", incarnation=incarnation)
+                )
+                for sender in ("scheduler", "detokenizer")
             )
             self._files = files.pop_all()
+        self.incarnation = incarnation
         self.scheduler = Link(
             scheduler,
             # Its own: a codec with bulk is used by one thread, and the given one may serve several engines.
@@ -128,6 +136,8 @@ class Ring:
             recorder=heard_detokenizer,
         )
         self.children: list[Child] = []
+        self.opened = False
+        """Whether both roles have been ready."""
         self.breakdown: Breakdown | None = None
         self.ended = anyio.Event()
         """Set once it has broken down, or is told to stop."""
@@ -139,7 +149,7 @@ class Ring:
     @property
     def processes(self) -> tuple[ProcessInfo, ...]:
         """The processes besides this one."""
-        return tuple(ProcessInfo(child.role, child.pid) for child in self.children)
+        return tuple(ProcessInfo(child.role, child.pid, self.incarnation) for child in self.children)
 
     async def open(self) -> Ready:
         """Shake hands and wait until both roles are ready; return the scheduler's Ready.
@@ -152,7 +162,7 @@ class Ring:
             tasks.start_soon(self._cancel_when_broken, tasks.cancel_scope)
             try:
                 for link in (self.scheduler, self.detokenizer):
-                    link.post_hello()
+                    link.post_hello(incarnation=self.incarnation)
                 for link in (self.scheduler, self.detokenizer):
                     await _receive_hello(link)
                 await _receive_ready(self.detokenizer)
@@ -169,6 +179,7 @@ class Ring:
         if self.breakdown is not None:
             raise self.breakdown.error()
         assert ready is not None
+        self.opened = True
         return ready
 
     def break_down(self, breakdown: Breakdown) -> None:
@@ -220,8 +231,9 @@ class Ring:
         self._begin()
         try:
             status = await child.wait_exit()
-            message = describe_exit(child.role, status, child.last_words())
-            breakdown = Breakdown(message, role=child.role, exit_status=status)
+            words = child.last_words()
+            message = describe_exit(child.role, status, words)
+            breakdown = Breakdown(message, role=child.role, exit_status=status, last_words=words)
             if status == 0:
                 await self._suspect(Sign.CLEAN_END, breakdown)
             else:
@@ -276,6 +288,7 @@ def start_processes(
     *,
     backend: str,
     custom: Custom = Custom(),  # noqa: B008  immutable
+    incarnation: int = 0,
 ) -> Ring:
     """Start scheduler and detokenizer as processes, supervised by tasks of the group.
 
@@ -284,6 +297,7 @@ def start_processes(
         tasks: what owns the processes.
         backend: event loop library of the processes.
         custom: messages of a user's own.
+        incarnation: how many rings were in its place before.
 
     Raises:
         OSError: a process cannot be started.
@@ -298,6 +312,7 @@ def start_processes(
             Channel(front_detokenizer),
             capture=config.capture,
             codec=custom.codec,
+            incarnation=incarnation,
         )
     except BaseException:
         _close(front_scheduler, front_detokenizer, *theirs)
@@ -309,6 +324,7 @@ def start_processes(
                 {"front": detokenizer_front, "scheduler": detokenizer_scheduler},
                 config,
                 backend=backend,
+                incarnation=incarnation,
                 module=custom.child or OWN_CHILD,
             )
         )
@@ -318,6 +334,7 @@ def start_processes(
                 {"front": scheduler_front, "detokenizer": scheduler_detokenizer},
                 config,
                 backend=backend,
+                incarnation=incarnation,
                 module=custom.child or OWN_CHILD,
             )
         )
@@ -339,6 +356,7 @@ def start_inline(
     tasks: anyio.abc.TaskGroup,
     *,
     custom: Custom = Custom(),  # noqa: B008  immutable
+    incarnation: int = 0,
 ) -> Ring:
     """Start scheduler and detokenizer as tasks of the group.
 
@@ -347,6 +365,7 @@ def start_inline(
         table: the bytes of each token.
         tasks: what owns them.
         custom: messages of a user's own.
+        incarnation: how many rings were in its place before.
     """
     from vidette.detokenizer.process import run_detokenizer  # noqa: PLC0415
     from vidette.scheduler.build import build_loop  # noqa: PLC0415
@@ -354,18 +373,27 @@ def start_inline(
 
     front_scheduler, scheduler_front = MemoryChannel.pair()
     front_detokenizer, detokenizer_front = MemoryChannel.pair()
-    ring = Ring(front_scheduler, front_detokenizer, capture=config.capture, codec=custom.codec)
+    ring = Ring(
+        front_scheduler,
+        front_detokenizer,
+        capture=config.capture,
+        codec=custom.codec,
+        incarnation=incarnation,
+    )
     # The compute thread sends by itself, so this one is a socket in both topologies.
     scheduler_detokenizer, detokenizer_scheduler = map(Channel, socket_pair())
 
     async def scheduler() -> None:
         try:
-            with recording(config.capture, sender="front", receiver="scheduler") as recorder:
+            with recording(
+                config.capture, sender="front", receiver="scheduler", incarnation=incarnation
+            ) as recorder:
                 await run_scheduler(
                     scheduler_front,
                     scheduler_detokenizer,
                     config=config,
                     make_loop=partial(build_loop, config),
+                    incarnation=incarnation,
                     recorder=recorder,
                     codec=custom.codec,
                     handlers=custom.handlers,
@@ -376,9 +404,15 @@ def start_inline(
 
     async def detokenizer() -> None:
         try:
-            with recording(config.capture, sender="scheduler", receiver="detokenizer") as recorder:
+            with recording(
+                config.capture, sender="scheduler", receiver="detokenizer", incarnation=incarnation
+            ) as recorder:
                 await run_detokenizer(
-                    detokenizer_scheduler, detokenizer_front, table=table, recorder=recorder
+                    detokenizer_scheduler,
+                    detokenizer_front,
+                    table=table,
+                    incarnation=incarnation,
+                    recorder=recorder,
                 )
         finally:
             detokenizer_front.close()

@@ -10,15 +10,14 @@ from operator import index
 from typing import Any, Final, Literal
 
 import anyio
-import anyio.abc
-import anyio.lowlevel
 import msgspec
 import sniffio
 from msgspec import Struct
 
 from vidette._custom import Custom, Handlers, check_custom
 from vidette._groups import Body, bare
-from vidette._ring import ProcessInfo, Ring, import_roles, start_inline, start_processes
+from vidette._ring import ProcessInfo, import_roles, start_inline, start_processes
+from vidette._supervisor import Own, Supervisor
 from vidette.config import EngineConfig, check_config
 from vidette.errors import EngineBroken, EngineClosed, UsageError
 from vidette.front import support
@@ -27,7 +26,7 @@ from vidette.front.offload import ThreadOffload
 from vidette.front.stream import Group, Stream
 from vidette.models import ModelInfo, load_token_table, load_tokenizer, read_info, resolve
 from vidette_protocol.codec import Codec
-from vidette_protocol.messages import ControlOutput, ControlReq, GenerateReqInput, Ready, SamplingParams
+from vidette_protocol.messages import ControlOutput, ControlReq, GenerateReqInput, SamplingParams
 
 TOKENISING_THREADS = 2
 """How many prompts of one engine are tokenised at once."""
@@ -75,6 +74,9 @@ class Statistics(Struct, frozen=True):
         waiting: requests that wait for blocks or their turn.
         steps: steps the scheduler has taken.
         processes: the processes of the engine besides this one.
+        restarts: how often scheduler and detokenizer were started again after one of them had died.
+        incarnation: how often that was tried.
+        turning: whether they run, as far as is known; requests wait while they are started again.
     """
 
     ledgers: Ledgers
@@ -82,14 +84,17 @@ class Statistics(Struct, frozen=True):
     waiting: int
     steps: int
     processes: tuple[ProcessInfo, ...]
+    restarts: int = 0
+    incarnation: int = 0
+    turning: bool = True
 
 
 class Engine:
     """A running engine; made by `open_engine()`."""
 
-    def __init__(self, manager: TokenizerManager, ring: Ring) -> None:
+    def __init__(self, manager: TokenizerManager, supervisor: Supervisor) -> None:
         self._manager = manager
-        self._ring = ring
+        self._supervisor = supervisor
 
     @property
     def info(self) -> ModelInfo:
@@ -182,20 +187,24 @@ class Engine:
         """Return a picture of what is held and what was done."""
         manager = self._manager
         ledger = manager.scheduler_ledger
-        broken = self._ring.breakdown is not None
+        supervisor = self._supervisor
+        turning = supervisor.turning
         return Statistics(
             ledgers=Ledgers(
                 front=len(manager),
                 # What a process held has ended with it.
-                scheduler=0 if broken else ledger.live,
-                detokenizer=0 if broken else manager.detokenizer_open,
-                blocks=0 if broken else ledger.blocks_used,
-                arena=0 if broken else self._ring.scheduler.bulk_statistics().held,
+                scheduler=ledger.live if turning else 0,
+                detokenizer=manager.detokenizer_open if turning else 0,
+                blocks=ledger.blocks_used if turning else 0,
+                arena=supervisor.ring.scheduler.bulk_statistics().held if turning else 0,
             ),
             totals=msgspec.structs.replace(manager.totals),
             waiting=ledger.waiting,
             steps=ledger.steps,
-            processes=self._ring.processes,
+            processes=supervisor.processes,
+            restarts=supervisor.restarts,
+            incarnation=supervisor.incarnation,
+            turning=turning,
         )
 
     async def heartbeat(self) -> Statistics:
@@ -239,16 +248,28 @@ class Engine:
         """Wait until no request is held anywhere: the end of each has come round the ring."""
         await self._manager.wait_quiet()
 
+    async def wait_turning(self) -> None:
+        """Wait until scheduler and detokenizer run, should they be being started again.
+
+        Raises:
+            EngineBroken, EngineClosed: they will not any more.
+        """
+        await self._supervisor.wait_turning()
+        self._manager.check_open()
+
     async def wait_broken(self) -> EngineBroken:
-        """Wait until a process of the engine ends before its time; return the error that all waiters get.
+        """Wait until the engine breaks: a process has ended before its time, and is not started again.
+
+        Returns:
+            The error that all waiters get.
 
         Raises:
             EngineClosed: the engine was closed, and was not broken before.
         """
-        await self._ring.ended.wait()
-        if self._ring.breakdown is None:
+        await self._supervisor.ended.wait()
+        if self._supervisor.breakdown is None:
             raise EngineClosed("the engine was closed, and was not broken before")
-        return self._ring.breakdown.error()
+        return self._supervisor.breakdown.error()
 
 
 @asynccontextmanager
@@ -282,12 +303,12 @@ async def open_engine(
     custom = check_custom(Custom(codec, handlers, child), config.topology)
     source = resolve(config.model)
     body = Body()
-    ring: Ring | None = None
+    supervisor: Supervisor | None = None
     try:
         with bare(body):
             async with anyio.create_task_group() as scope_of_caller:
                 with body.watched():
-                    own = _Own()
+                    own = Own(shield=True)
                     # Not by start(): in a scope that is cancelled already, that waits for what is shielded.
                     scope_of_caller.start_soon(own.run)
                     try:
@@ -298,16 +319,17 @@ async def open_engine(
                         if config.topology == "inline":
                             await offload(import_roles)
                             table = await offload(partial(load_token_table, source))
-                            ring = start_inline(config, table, tasks, custom=custom)
+                            start = partial(start_inline, config, table, custom=custom)
                         else:
                             backend = sniffio.current_async_library()
-                            ring = start_processes(config, tasks, backend=backend, custom=custom)
+                            start = partial(start_processes, config, backend=backend, custom=custom)
+                        supervisor = Supervisor(config, tasks, start)
                         manager: TokenizerManager | None = None
                         try:
-                            ready = await _open(ring, config.start_timeout)
+                            ready = await supervisor.open()
                             manager = TokenizerManager(
-                                ring.scheduler,
-                                ring.detokenizer,
+                                supervisor.ring.scheduler,
+                                supervisor.ring.detokenizer,
                                 tokenizer=tokenizer,
                                 info=info,
                                 ready=ready,
@@ -315,62 +337,18 @@ async def open_engine(
                                 max_requests=config.max_requests,
                                 front_id=config.front_id,
                             )
-                            tasks.start_soon(_tell_broken, ring, manager)
-                            tasks.start_soon(ring.hear, "scheduler", manager.hear_scheduler)
-                            tasks.start_soon(ring.hear, "detokenizer", manager.hear_detokenizer)
-                            yield Engine(manager, ring)
+                            supervisor.serve(manager)
+                            yield Engine(manager, supervisor)
                         finally:
                             if manager is not None:
                                 manager.shutdown()
                             with anyio.CancelScope(shield=True):  # bounded: stop() has deadlines of its own
-                                await ring.stop(config.stop_timeout if manager is not None else 0)
+                                await supervisor.stop(config.stop_timeout if manager is not None else 0)
                     finally:
                         own.scope.cancel("the engine was closed")
     finally:
-        if ring is not None:  # all its tasks have ended: nobody waits for a descriptor any more
-            ring.close()
-
-
-class _Own:
-    """Owns the tasks of an engine, apart from the scope of the caller.
-
-    A caller whose scope is cancelled leaves his block first, and may still read there what comes meanwhile;
-    so the engine's own tasks end when the engine is closed, and not before.
-    """
-
-    def __init__(self) -> None:
-        self.scope = anyio.CancelScope(shield=True)
-        """Cancelled when the engine is closed."""
-        self._tasks: anyio.abc.TaskGroup | None = None
-        self._begun = anyio.Event()
-
-    async def run(self) -> None:
-        with self.scope:
-            async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
-                self._begun.set()
-                await anyio.sleep_forever()
-
-    async def wait_tasks(self) -> anyio.abc.TaskGroup:
-        with anyio.CancelScope(shield=True):  # bounded: the task begins in the next turn of the loop
-            await self._begun.wait()
-        await anyio.lowlevel.checkpoint()
-        assert self._tasks is not None
-        return self._tasks
-
-
-async def _open(ring: Ring, timeout: float) -> Ready:
-    with anyio.move_on_after(timeout):
-        return await ring.open()
-    raise EngineBroken(
-        f"the engine was not ready within {timeout} s; a larger start_timeout would wait longer"
-    )
-
-
-async def _tell_broken(ring: Ring, manager: TokenizerManager) -> None:
-    await ring.ended.wait()
-    if ring.breakdown is not None:
-        manager.end(ring.breakdown.error)
+        if supervisor is not None:  # all tasks have ended: nobody waits for a descriptor any more
+            supervisor.close()
 
 
 def _check_deadline(deadline_s: float | None) -> None:

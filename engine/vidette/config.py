@@ -14,6 +14,8 @@ from vidette_protocol.ids import MAX_FRONT_ID
 
 Topology = Literal["processes", "inline"]
 """Front, scheduler and detokenizer in three processes, or all in this one."""
+Supervision = Literal["fail", "restart"]
+"""What the death of a process is: the end of the engine, or of a moment."""
 
 
 class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -30,6 +32,12 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         start_timeout: seconds until every process has to be ready. With "inline" the weights are read by a
             thread of this process, which cannot be stopped: opening then ends when that has ended.
         stop_timeout: seconds the processes have to end by themselves, once told to.
+        supervision: what follows when scheduler or detokenizer ends before its time. "fail": the engine
+            breaks, and every waiter is told. "restart": both are started again, and requests go on;
+            with "inline" that helps only against what a role raises.
+        max_restarts: most restarts within a minute; at one more death it is as with "fail".
+        restart_delay: seconds before the first restart within a minute; doubled for each further one.
+        max_restart_delay: most seconds before a restart.
         front_id: high bits of every vid; unique among the fronts of a deployment.
         capture: an existing folder in which every frame between processes is recorded, prompts included, for
             `vidette wire` to read; None: nothing is. Writing blocks the loops for as long as the disk does.
@@ -44,6 +52,10 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     threads: int | None = None
     start_timeout: float = 120.0
     stop_timeout: float = 5.0
+    supervision: Supervision = "fail"
+    max_restarts: int = 5
+    restart_delay: float = 0.1
+    max_restart_delay: float = 5.0
     front_id: int = 0
     capture: str | None = None
 
@@ -73,9 +85,15 @@ def check_config(config: EngineConfig) -> EngineConfig:
         raise UsageError(
             f"topology is {config.topology!r}; it must be 'processes' or 'inline'", param="topology"
         )
+    if config.supervision not in ("fail", "restart"):
+        raise UsageError(
+            f"supervision is {config.supervision!r}; it must be 'fail' or 'restart'", param="supervision"
+        )
+    if config.max_restarts < 0:
+        raise UsageError(f"max_restarts is {config.max_restarts}; it must be 0 or more", param="max_restarts")
     if config.threads is not None and config.threads < 1:
         raise UsageError(f"threads is {config.threads}; it must be at least 1", param="threads")
-    for name in ("start_timeout", "stop_timeout"):
+    for name in ("start_timeout", "stop_timeout", "restart_delay", "max_restart_delay"):
         value = getattr(config, name)
         if not 0 <= value < math.inf:  # NaN neither
             raise UsageError(f"{name} is {value}; it must be 0 seconds or more, and finite", param=name)

@@ -133,12 +133,21 @@ class EngineBroken(Error):  # noqa: N818
         role: "scheduler" or "detokenizer"; None if it cannot be told.
         exit_status: what `wait` said of it: >= 0 an exit code, < 0 minus the signal; None if it
             has not ended by now.
+        last_words: the end of what it said on stderr, with where it was if it crashed.
     """
 
     status = 503
     kind = "service_unavailable"
 
-    def __init__(self, message: str, *, role: str | None = None, exit_status: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        role: str | None = None,
+        exit_status: int | None = None,
+        last_words: str = "",
+    ) -> None:
         super().__init__(message)
         self.role = role
         self.exit_status = exit_status
+        self.last_words = last_words

@@ -139,6 +139,10 @@ class Engine:
         """Wait until no request is held anywhere."""
         self._loop.call(self._engine.wait_quiet)
 
+    def wait_turning(self) -> None:
+        """Wait until scheduler and detokenizer run. See `vidette.Engine.wait_turning`."""
+        self._loop.call(self._engine.wait_turning)
+
     def wait_broken(self) -> EngineBroken:
         """Wait until a process of the engine ends before its time. See `vidette.Engine.wait_broken`."""
         return self._loop.call(self._engine.wait_broken)

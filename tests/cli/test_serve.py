@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -65,7 +66,7 @@ def test_running_requests_may_end_and_the_second_signal_does_not_wait(vidette_co
 
 
 def test_a_broken_engine_ends_it_with_the_cause(vidette_command: Commands) -> None:
-    command, client = start(vidette_command)
+    command, client = start(vidette_command, "--supervision", "fail")
     with client, client.stream("POST", CHAT, json=LONG) as response:
         lines = response.iter_lines()
         assert next(lines).startswith("data: ")
@@ -74,6 +75,28 @@ def test_a_broken_engine_ends_it_with_the_cause(vidette_command: Commands) -> No
         last = [line for line in lines if line][-1]
         assert "the scheduler was killed by SIGKILL" in last
     assert command.end() == (1, "", "vidette: the scheduler was killed by SIGKILL\n")
+
+
+def test_a_process_that_dies_is_started_again_and_streams_go_on(vidette_command: Commands) -> None:
+    command, client = start(vidette_command)
+    params = {"max_new_tokens": 3000, "ignore_eos": True, "sampling_seed": 5}
+    body = {"text": "hello", "sampling_params": params, "stream": True}
+    with client:
+        whole = client.post("/generate", json={**body, "stream": False}).json()
+        assert whole["meta_info"]["resumed"] == 0
+        with client.stream("POST", "/generate", json=body) as response:
+            lines = (line for line in response.iter_lines() if line)
+            assert next(lines).startswith("data: ")
+            os.kill(scheduler_of(command), signal.SIGKILL)
+            *_, last, done = lines
+        assert done == "data: [DONE]"
+        resumed = json.loads(last.removeprefix("data: "))
+        assert (resumed["text"], resumed["output_ids"]) == (whole["text"], whole["output_ids"])
+        assert resumed["meta_info"]["resumed"] == 1
+        assert client.get("/health").status_code == 200
+    command.signal(signal.SIGINT)
+    warning = "the scheduler was killed by SIGKILL; it is started again in 0.1 s\n"
+    assert command.end() == (0, "", warning)
 
 
 def scheduler_of(command: Command) -> int:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LIMITS = ROOT / "docs/reference/limits.md"
 
-NO_LIMITS = {"model", "topology", "threads", "front_id", "capture"}
+NO_LIMITS = {"model", "topology", "threads", "front_id", "capture", "supervision"}
 """Options of an engine that bound nothing."""
 
 

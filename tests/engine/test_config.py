@@ -41,6 +41,7 @@ def test_a_pool_has_room_for_what_was_asked_and_no_block_more(kv_tokens: int) ->
         {"topology": "processes"},
         {"front_id": MAX_FRONT_ID},
         {"start_timeout": 0.0, "stop_timeout": 1e9},
+        {"supervision": "restart", "max_restarts": 0, "restart_delay": 0.0, "max_restart_delay": 0.0},
     ],
 )
 def test_what_is_just_within_bounds_is_accepted(options: dict[str, Any]) -> None:
@@ -56,6 +57,14 @@ def test_what_is_just_within_bounds_is_accepted(options: dict[str, Any]) -> None
         ({"max_requests": 0}, "max_requests", "max_requests is 0; it must be at least 1"),
         ({"max_running": 257}, "max_running", TOO_MANY),
         ({"topology": "rings"}, "topology", "topology is 'rings'; it must be 'processes' or 'inline'"),
+        (
+            {"supervision": "hope"},
+            "supervision",
+            "supervision is 'hope'; it must be 'fail' or 'restart'",
+        ),
+        ({"max_restarts": -1}, "max_restarts", "max_restarts is -1; it must be 0 or more"),
+        ({"restart_delay": -0.1}, "restart_delay", f"restart_delay is -0.1; {FINITE}"),
+        ({"max_restart_delay": math.nan}, "max_restart_delay", f"max_restart_delay is nan; {FINITE}"),
         ({"threads": 0}, "threads", "threads is 0; it must be at least 1"),
         (
             {"start_timeout": -1.0},

@@ -80,7 +80,7 @@ async def test_a_control_call_that_waits_hears_of_a_killed_process() -> None:
 async def test_an_exit_with_status_0_is_an_event_too() -> None:
     with anyio.fail_after(DEADLINE):
         async with open_engine("toy", topology="processes") as engine:
-            engine._ring.scheduler.post(ShutdownReq())  # behind the engine's back
+            engine._supervisor.ring.scheduler.post(ShutdownReq())  # behind the engine's back
             broken = await engine.wait_broken()
             assert broken.exit_status == 0
             assert "ended with exit status 0" in str(broken)

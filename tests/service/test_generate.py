@@ -32,6 +32,7 @@ async def test_the_answer_has_the_documented_shape(app: Starlette) -> None:
         "prompt_tokens": 5,
         "completion_tokens": 4,
         "cached_tokens": 0,
+        "resumed": 0,
     }
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-ENGINE_OPTIONS = ("topology", "kv_tokens", "step_tokens", "max_running", "max_requests", "threads", "capture")
+ENGINE_OPTIONS = (
+    "topology",
+    "kv_tokens",
+    "step_tokens",
+    "max_running",
+    "max_requests",
+    "threads",
+    "capture",
+    "supervision",
+)
 
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,7 @@
 """`vidette serve`: the HTTP service.
 
-Exit status: 0 after SIGINT or SIGTERM once it serves, 1 when the engine breaks, 2 for bad usage; 128 and the
-signal's number when a signal ends it before it serves, or a second one while it stops.
+Exit status: 0 after SIGINT or SIGTERM once it serves, 1 when the engine breaks for good, 2 for bad usage; 128
+and the signal's number when a signal ends it before it serves, or a second one while it stops.
 """
 
 from __future__ import annotations
@@ -40,6 +40,13 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
         default=5.0,
         metavar="S",
         help="how long running requests may go on after a signal (default: 5)",
+    )
+    parser.add_argument(
+        "--supervision",
+        choices=("restart", "fail"),
+        default="restart",
+        help="what happens when a process dies: both are started again and requests go on, or the service "
+        "ends (default: restart)",
     )
     add_backend_option(parser)
     add_engine_options(parser, topology="processes")

@@ -2,16 +2,17 @@
 
 Every decision is one synchronous call on the machine, and what it says is done right behind it without an
 await in between. A request's whole life is the body of `generate()`: whatever ends that body, an exception,
-a cancellation, a plain exit, its `finally` tells the machine and posts the abort, without awaiting.
+a cancellation, a plain exit, its `finally` tells the machine and posts the abort, without awaiting. When
+the ring dies and another takes its place, what lives is sent again with the output its callers have had, and
+goes on behind it; what is new meanwhile waits.
 """
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 import anyio
 import anyio.lowlevel
@@ -26,6 +27,9 @@ from vidette.front.checks import (
     check_request,
     settle_sampling,
 )
+from vidette.front.offload import Offload
+from vidette.front.questions import Answered, Asked, Questions
+from vidette.front.route import Route, seconds_until
 from vidette.front.stream import Group, Stream
 from vidette.models.interface import ModelInfo, Tokenizer
 from vidette.transport.link import Link
@@ -51,22 +55,8 @@ from vidette_protocol.messages import (
     TokenizedGenerateReqInput,
 )
 
-T = TypeVar("T")
-
 BATCH_BYTES: Final = 8 * 1024 * 1024
 """Token ids of requests that are sent in one message."""
-Asked = HeartbeatReq | FreezeGCReq | ControlReq
-"""What somebody may ask; the first two come back round the ring, the others are answered straight away."""
-Answered = HeartbeatReq | FreezeGCReq | ControlOutput
-"""What comes back."""
-
-
-class Offload(Protocol):
-    """Runs a blocking call somewhere else than on the loop; abandoned when its caller is cancelled."""
-
-    async def __call__(self, function: Callable[[], T], /) -> T:
-        """Return what the call returns."""
-        ...
 
 
 class Totals(Struct):
@@ -78,6 +68,7 @@ class Totals(Struct):
         aborted: left by their callers before.
         failed: ended with an error, of their own or of the engine.
         dropped: rows that came for callers who were gone.
+        resumed: how often one went on after the death of a process; each time counts.
     """
 
     submitted: int = 0
@@ -85,6 +76,7 @@ class Totals(Struct):
     aborted: int = 0
     failed: int = 0
     dropped: int = 0
+    resumed: int = 0
 
 
 class TokenizerManager:
@@ -129,10 +121,12 @@ class TokenizerManager:
         self._max_requests = max_requests
         self._limits = limits._replace(prompt_tokens=min(limits.prompt_tokens, ready.max_total_tokens - 1))
         self._machine = FrontMachine(front_id=front_id, remembered=limits.ended_remembered)
-        self._routes: dict[Vid, Stream] = {}
-        self._questions: dict[int, _Question] = {}
-        self._asked = 0
+        self._routes: dict[Vid, Route] = {}
+        self._questions = Questions()
         self._rendering = 0
+        self._lost: Callable[[], Error] | None = None
+        """What ended the ring, while there is no other yet."""
+        self._changed = anyio.Event()
         self._ended: Callable[[], Error] | None = None
         self._quiet = anyio.Event()
 
@@ -156,13 +150,14 @@ class TokenizerManager:
             Overloaded: too many requests live.
             EngineBroken, EngineClosed: the engine serves no more.
         """
-        self._check_open()
+        self.check_open()
         item = check_request(request, new_rid=_new_rid, limits=self._limits, vocab_size=self.info.vocab_size)
         check_known(item.sampling_params, self._scheduler.unknown_there(SamplingParams))
         vid = self._replace(item.rid) if replace else self._submit(item.rid)
         stream: Stream | None = None
         try:
             prompt = await self._tokenise(item)
+            await self._wait_ring()
             # From here to the yield nothing awaits: the route exists before the scheduler can answer.
             message = self._prepare(vid, item, prompt, deadline_s)
             self._scheduler.post(message)
@@ -182,7 +177,7 @@ class TokenizerManager:
         Raises:
             UsageError, DuplicateRequest, Overloaded, EngineBroken, EngineClosed: as `generate`.
         """
-        self._check_open()
+        self.check_open()
         checked = check_group_request(
             request, new_rid=_new_rid, limits=self._limits, vocab_size=self.info.vocab_size
         )
@@ -193,6 +188,7 @@ class TokenizerManager:
         streams: tuple[Stream, ...] = ()
         try:
             prompts = [await self._tokenise(item) for item in items[:: checked.n]]
+            await self._wait_ring()
             # From here to the yield nothing awaits, as above.
             messages = [
                 self._prepare(vid, item, prompts[place // checked.n], deadline_s)
@@ -210,7 +206,7 @@ class TokenizerManager:
         self, vid: Vid, item: GenerateItem, prompt: memoryview, deadline_s: float | None
     ) -> TokenizedGenerateReqInput:
         """Return what is to be sent now of a request that was tokenised meanwhile; raise if nothing is."""
-        self._check_open()
+        self.check_open()
         if self._machine.state(vid) is FrontState.OVER:
             raise RequestReplaced(item.rid)
         return TokenizedGenerateReqInput(
@@ -229,8 +225,13 @@ class TokenizerManager:
         vid = Vid(message.vid)
         self._machine.send(vid)
         self.totals.submitted += 1
-        stream = self._routes[vid] = Stream(message.rid, vid, len(message.input_ids) // 4)
-        return stream
+        route = self._routes[vid] = Route.of(message)
+        return route.stream
+
+    async def _wait_ring(self) -> None:
+        """Wait until there is a ring to send to, or none will come any more."""
+        while self._lost is not None and self._ended is None:
+            await self._changed.wait()
 
     async def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render a conversation with the model's template, off the loop.
@@ -240,7 +241,7 @@ class TokenizerManager:
             Overloaded: too many requests live, those included that are being rendered.
             EngineBroken, EngineClosed: the engine serves no more.
         """
-        self._check_open()
+        self.check_open()
         self._check_room()
         self._rendering += 1
         try:
@@ -278,23 +279,30 @@ class TokenizerManager:
         vid, replaced = self._machine.replace(Rid(rid))
         if replaced is not None:
             # Its block is still to be left, by its own task, which then finds nothing more to do.
-            if replaced.post:
-                self._scheduler.post(AbortReq(vid=replaced.vid, floor=self._machine.floor))
-                self.totals.aborted += 1
-            stream = self._routes.get(replaced.vid)
-            if stream is not None:
-                stream.fail(lambda: RequestReplaced(rid))
+            route = self._routes.get(replaced.vid)
+            self._post_abort(replaced.vid, route, post=replaced.post)
+            if route is not None:
+                route.stream.fail(lambda: RequestReplaced(rid))
         return vid
 
     def _leave(self, vid: Vid) -> None:
         """End a request from the caller's side; nothing happens if it is over."""
-        if self._machine.abort(vid):
+        lived = self._machine.state(vid) is not FrontState.OVER
+        post = self._machine.abort(vid)
+        route = self._routes.pop(vid, None)
+        if lived:
+            self._post_abort(vid, route, post=post)
+        if route is not None:  # another task may wait for it still
+            route.stream.leave()
+        self._note_quiet()
+
+    def _post_abort(self, vid: Vid, route: Route | None, *, post: bool) -> None:
+        """Tell the scheduler, if it knows of it, that a request which has just been aborted is over."""
+        if post:
             self._scheduler.post(AbortReq(vid=vid, floor=self._machine.floor))
             self.totals.aborted += 1
-        stream = self._routes.pop(vid, None)
-        if stream is not None:  # another task may wait for it still
-            stream.fail(_left)
-        self._note_quiet()
+        elif route is not None and self._lost is not None:
+            self.totals.aborted += 1  # it was to be sent again
 
     async def _tokenise(self, item: GenerateItem) -> memoryview:
         """Return the prompt as packed int32, in a column of its own."""
@@ -317,10 +325,9 @@ class TokenizerManager:
         Raises:
             EngineBroken, EngineClosed: the engine serves no more.
         """
-        self._asked += 1
-        question = HeartbeatReq(id=self._asked, floor=self._machine.floor)
+        question = HeartbeatReq(id=self._questions.next_id(), floor=self._machine.floor)
         answer = await self._ask(question, HeartbeatReq)
-        assert isinstance(answer, HeartbeatReq)  # _Question has seen to it
+        assert isinstance(answer, HeartbeatReq)  # Questions has seen to it
         return answer
 
     async def freeze_gc(self) -> None:
@@ -329,8 +336,7 @@ class TokenizerManager:
         Raises:
             EngineBroken, EngineClosed: the engine serves no more.
         """
-        self._asked += 1
-        await self._ask(FreezeGCReq(id=self._asked), FreezeGCReq)
+        await self._ask(FreezeGCReq(id=self._questions.next_id()), FreezeGCReq)
 
     async def control(self, request: ControlReq) -> ControlOutput:
         """Send a control message to the scheduler; return its answer, of the class `request.output`.
@@ -344,31 +350,24 @@ class TokenizerManager:
             TimeoutError: no answer came within `deadline_s`.
             EngineBroken, EngineClosed: the engine serves no more.
         """
-        self._asked += 1
         seconds = request.deadline_s
         if seconds is None:
-            left = anyio.current_effective_deadline() - anyio.current_time()
-            seconds = None if left == math.inf else max(0.0, left)
-        question = msgspec.structs.replace(request, id=self._asked, deadline_s=seconds)
+            seconds = seconds_until(anyio.current_effective_deadline())
+        question = msgspec.structs.replace(request, id=self._questions.next_id(), deadline_s=seconds)
         try:
             self._scheduler.check(question)
         except ProtocolError as error:
             raise UsageError(f"{type(request).__name__} cannot be sent: {error}") from error
         with anyio.fail_after(request.deadline_s):
             answer = await self._ask(question, request.output)
-        assert isinstance(answer, ControlOutput)  # _Question has seen to it
+        assert isinstance(answer, ControlOutput)  # Questions has seen to it
         return answer
 
     async def _ask(self, question: Asked, kind: type[Answered]) -> Answered:
-        self._check_open()
-        waiting = _Question(kind)
-        self._questions[question.id] = waiting
-        try:
-            self._scheduler.post(question)
-            await waiting.answered.wait()
-        finally:
-            del self._questions[question.id]
-        return waiting.answer()
+        self.check_open()
+        if self._lost is not None:
+            raise self._lost()
+        return await self._questions.ask(question, kind, self._scheduler.post)
 
     async def wait_quiet(self) -> None:
         """Wait until no request lives anywhere: every end has come round the ring."""
@@ -378,7 +377,7 @@ class TokenizerManager:
 
     def shutdown(self) -> None:
         """Refuse what comes from now on, end what lives, and tell the ring to stop."""
-        if self._ended is None:
+        if self._ended is None and self._lost is None:
             self._scheduler.post(ShutdownReq())
         self.end(lambda: EngineClosed("the engine was closed; open another one"))
 
@@ -388,20 +387,51 @@ class TokenizerManager:
             return
         self._ended = failure
         for vid in self._machine.lost():
-            stream = self._routes.get(vid)
-            if stream is not None:  # one that was not sent yet finds out when it would be
+            route = self._routes.get(vid)
+            if route is not None:  # one that was not sent yet finds out when it would be
                 self.totals.failed += 1
-                stream.fail(failure)
-        for question in self._questions.values():
-            question.failure = failure
-            question.answered.set()
+                route.stream.fail(failure)
+        self._questions.fail(failure)
+        self._changed.set()
         self._note_quiet()
+
+    def lose(self, failure: Callable[[], Error]) -> None:
+        """Note that the ring has died, and that another will take its place.
+
+        Requests whose callers are there will go on, new ones wait; questions end with this error until then.
+        """
+        self._lost = failure
+        for old, new in self._machine.moved(0):
+            route = self._routes[new] = self._routes.pop(old)
+            route.stream.move(new)
+        self.scheduler_ledger, self.detokenizer_open = SchedulerLedger(), 0
+        self._questions.fail(failure)
+        self._note_quiet()
+
+    def attach(self, scheduler: Link, detokenizer: Link, ready: Ready) -> None:
+        """Take another ring, and send it all requests that were lost with the one before.
+
+        Args:
+            scheduler: link to the scheduler, opened.
+            detokenizer: link to the detokenizer, opened.
+            ready: the scheduler's Ready.
+        """
+        self._scheduler, self._detokenizer, self.ready = scheduler, detokenizer, ready
+        self._lost = None
+        for vid, route in self._routes.items():
+            if self._machine.state(vid) is FrontState.NEW:
+                self._scheduler.post(route.again(self._machine.floor))
+                self._machine.send(vid)
+                self.totals.resumed += 1
+        self._changed.set()
+        self._changed = anyio.Event()
 
     def __len__(self) -> int:
         """Return how many requests are not over."""
         return len(self._machine)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise what ended the engine, if it has ended."""
         if self._ended is not None:
             raise self._ended()
 
@@ -415,15 +445,18 @@ class TokenizerManager:
             RemoteProtocolError: it broke the protocol.
             RoleFailed: it says that it failed.
         """
+        link = self._detokenizer
         while True:
-            message = await self._detokenizer.receive()
+            message = await link.receive()
+            if self._lost is not None:
+                continue  # what it says now will be said again
             match message:
                 case BatchStrOutput():
                     self._route(message)
                 case HeartbeatReq() | FreezeGCReq():
                     self._answer(message)
                 case Failed():
-                    raise RoleFailed(self._detokenizer.peer, message)
+                    raise RoleFailed(link.peer, message)
                 case _:
                     raise RemoteProtocolError(f"{type(message).__name__} came after the handshake")
 
@@ -435,13 +468,16 @@ class TokenizerManager:
             RemoteProtocolError: it broke the protocol.
             RoleFailed: it says that it failed.
         """
+        link = self._scheduler
         while True:
-            message = await self._scheduler.receive()
+            message = await link.receive()
+            if self._lost is not None:
+                continue
             match message:
                 case ControlOutput():
                     self._answer(message)
                 case Failed():
-                    raise RoleFailed(self._scheduler.peer, message)
+                    raise RoleFailed(link.peer, message)
                 case _:
                     raise RemoteProtocolError(f"{type(message).__name__} came after the handshake")
 
@@ -457,7 +493,7 @@ class TokenizerManager:
                     self.totals.failed += 1
                 else:
                     self.totals.finished += 1
-            self._routes[to].deliver(row)
+            self._routes[to].stream.deliver(row)
         self.totals.dropped = self._machine.dropped
         self._note_quiet()
 
@@ -467,9 +503,7 @@ class TokenizerManager:
                 self.scheduler_ledger = message.scheduler
             if message.detokenizer_open is not None:
                 self.detokenizer_open = message.detokenizer_open
-        question = self._questions.get(message.id)
-        if question is not None:  # else whoever asked has left
-            question.settle(message)
+        self._questions.settle(message)
 
     def _note_quiet(self) -> None:
         if not len(self._machine):
@@ -485,32 +519,6 @@ class RoleFailed(Exception):  # noqa: N818  what it is told, not an error of the
         self.role = role
 
 
-class _Question:
-    """A question that waits for its answer."""
-
-    __slots__ = ("_answer", "_kind", "answered", "failure")
-
-    def __init__(self, kind: type[Answered]) -> None:
-        self._kind = kind
-        self._answer: Answered | None = None
-        self.answered = anyio.Event()
-        self.failure: Callable[[], Error] | None = None
-
-    def settle(self, answer: Answered) -> None:
-        if type(answer) is not self._kind:
-            raise RemoteProtocolError(
-                f"{type(answer).__name__} {answer.id} came back, but {self._kind.__name__} was expected"
-            )
-        self._answer = answer
-        self.answered.set()
-
-    def answer(self) -> Answered:
-        if self.failure is not None:
-            raise self.failure()
-        assert self._answer is not None
-        return self._answer
-
-
 def _batches(messages: Sequence[TokenizedGenerateReqInput]) -> Iterator[BatchTokenizedGenerateReqInput]:
     """Put requests together, but never so many that a frame could be too long."""
     batch: list[TokenizedGenerateReqInput] = []
@@ -522,12 +530,6 @@ def _batches(messages: Sequence[TokenizedGenerateReqInput]) -> Iterator[BatchTok
         batch.append(message)
         nbytes += message.input_ids.nbytes
     yield BatchTokenizedGenerateReqInput(reqs=batch)
-
-
-def _left() -> Error:
-    return UsageError(
-        "the block of this request was left, and the request with it; read it inside of its block"
-    )
 
 
 def _new_rid() -> str:

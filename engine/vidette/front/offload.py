@@ -1,4 +1,4 @@
-"""`ThreadOffload`: blocking calls in threads, a few at a time."""
+"""`Offload`: blocking calls elsewhere than on the loop; `ThreadOffload`: in threads, a few at a time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ from anyio import to_thread
 from vidette.errors import EngineClosed
 
 T = TypeVar("T")
+
+
+class Offload(Protocol):
+    """Runs a blocking call somewhere else than on the loop; abandoned when its caller is cancelled."""
+
+    async def __call__(self, function: Callable[[], T], /) -> T:
+        """Return what the call returns."""
+        ...
 
 
 class ThreadOffload:

@@ -9,8 +9,9 @@ import anyio
 import anyio.lowlevel
 from msgspec import Struct
 
-from vidette.errors import Error, RequestError
+from vidette.errors import Error, RequestError, UsageError
 from vidette_protocol.ids import Vid
+from vidette_protocol.lifecycle.rows import unheard
 from vidette_protocol.messages import FinishReason, StrRow
 
 
@@ -37,6 +38,7 @@ class Completion(Struct, frozen=True):
         token_ids: all output tokens, a final end-of-sequence token included.
         finish_reason: how it ended.
         prompt_tokens: length of the prompt.
+        resumed: how often it went on after the death of a process.
     """
 
     rid: str
@@ -44,6 +46,7 @@ class Completion(Struct, frozen=True):
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     prompt_tokens: int
+    resumed: int = 0
 
     @property
     def completion_tokens(self) -> int:
@@ -59,14 +62,16 @@ class Stream:
 
     Attributes:
         rid: the caller's name for the request.
-        vid: its key from submit on.
+        vid: its key from submit on; another one each time it goes on after the death of a process.
         prompt_tokens: length of the prompt.
+        resumed: how often that was.
     """
 
     def __init__(self, rid: str, vid: Vid, prompt_tokens: int) -> None:
         self.rid = rid
         self.vid = vid
         self.prompt_tokens = prompt_tokens
+        self.resumed = 0
         self._texts: list[str] = []
         self._ids: list[int] = []
         self._reason: FinishReason | None = None
@@ -77,6 +82,8 @@ class Stream:
         self._ended = False
         self._waiting = False
         self._listener: Callable[[], None] | None = None
+        self._said_ids = 0
+        self._said_chars = 0
 
     # --- the caller's side -------------------------------------------------------
 
@@ -137,6 +144,7 @@ class Stream:
             token_ids=self.token_ids,
             finish_reason=self._reason,
             prompt_tokens=self.prompt_tokens,
+            resumed=self.resumed,
         )
 
     @property
@@ -184,18 +192,42 @@ class Stream:
     # --- the router's side -------------------------------------------------------
 
     def deliver(self, row: StrRow) -> None:
-        """Merge a row into the pending delta; synchronous, never blocks."""
-        if row.text:
-            self._texts.append(row.text)
-        self._ids.extend(row.token_ids)
+        """Merge a row into the pending delta; synchronous, never blocks.
+
+        Of a request that goes on elsewhere, what was said before is said again, and left out here. Text by
+        its length: what comes of so many tokens is a function of them, so the beginning is the same.
+        """
+        fresh = unheard(self._said_ids, row.offset, len(row.token_ids))
+        text = row.text[self._said_chars :]
+        self._said_chars -= min(self._said_chars, len(row.text))
+        if text:
+            self._texts.append(text)
+        self._ids.extend(row.token_ids[len(row.token_ids) - fresh :])
         self._reason = row.reason
         self._tell()
+
+    def move(self, vid: Vid) -> None:
+        """Note that the request goes on under another vid, from its beginning."""
+        self.vid = vid
+        self.resumed += 1
+        # What was to be said again, and was not yet, is part of what was heard.
+        self._said_ids = len(self._taken_ids) + len(self._ids)
+        self._said_chars = sum(map(len, self._taken_texts)) + sum(map(len, self._texts))
+
+    @property
+    def heard_ids(self) -> tuple[int, ...]:
+        """The output tokens that have come so far, taken or not."""
+        return (*self._taken_ids, *self._ids)
 
     def fail(self, failure: Callable[[], Error]) -> None:
         """End the stream with an error, made anew for whoever waits; a stream that has its end keeps it."""
         if self._reason is None:
             self._failure = failure
             self._tell()
+
+    def leave(self) -> None:
+        """End the stream because its block is left; another task may wait for it still."""
+        self.fail(_left)
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Have something called whenever there is news; it replaces what was called before."""
@@ -246,3 +278,9 @@ class Group:
 
     def _note(self) -> None:
         self._news.set()
+
+
+def _left() -> Error:
+    return UsageError(
+        "the block of this request was left, and the request with it; read it inside of its block"
+    )

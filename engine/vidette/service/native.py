@@ -77,6 +77,7 @@ class MetaInfo(Struct, frozen=True):
         prompt_tokens: length of the prompt.
         completion_tokens: length of the output so far.
         cached_tokens: tokens of the prompt that were not computed again (there is no prefix cache yet).
+        resumed: how often it went on after the death of a process.
         e2e_latency: seconds from its arrival to its end; with the end only.
     """
 
@@ -85,6 +86,7 @@ class MetaInfo(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    resumed: int = 0
     e2e_latency: float | UnsetType = UNSET
 
 
@@ -129,6 +131,7 @@ class NativeShape:
             finish_reason=None if reason is None else _as_dict(reason),
             prompt_tokens=stream.prompt_tokens,
             completion_tokens=len(ids),
+            resumed=stream.resumed,
             e2e_latency=UNSET if reason is None else time.monotonic() - self._began,
         )
         return Output(stream.text, ids, meta, index)

@@ -76,13 +76,15 @@ class Recorder:
     Args:
         folder: where its file is made; the folder exists.
         head: which link it is of, and which way.
+        incarnation: how often the processes were started before; each time has files of its own.
 
     Raises:
         UsageError: there is such a file already, or it cannot be made.
     """
 
-    def __init__(self, folder: Path, head: CaptureHead) -> None:
-        path = folder / f"{head.sender}-to-{head.receiver}{SUFFIX}"
+    def __init__(self, folder: Path, head: CaptureHead, *, incarnation: int = 0) -> None:
+        again = f"-{incarnation}" if incarnation else ""
+        path = folder / f"{head.sender}-to-{head.receiver}{again}{SUFFIX}"
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -94,8 +96,8 @@ class Recorder:
     def record(self, frame: bytes | bytearray) -> None:
         """Write a frame that has just come; it blocks for as long as the file does.
 
-        If it cannot be written, as on a full disk, recording ends: the engine goes on, and the torn end of the
-        file tells.
+        If it cannot be written, as on a full disk, recording ends. The engine goes on, and the torn end of
+        the file tells.
         """
         if self._file.closed:
             return
@@ -115,13 +117,16 @@ class Recorder:
 
 
 @contextmanager
-def recording(folder: str | None, *, sender: str, receiver: str) -> Iterator[Recorder | None]:
+def recording(
+    folder: str | None, *, sender: str, receiver: str, incarnation: int = 0
+) -> Iterator[Recorder | None]:
     """Open a recorder for as long as a block runs; None if nothing is to be recorded.
 
     Args:
         folder: an existing folder; None: record nothing.
         sender: role at the other end of the link.
         receiver: role at this end.
+        incarnation: as Recorder.
 
     Raises:
         UsageError: as Recorder.
@@ -129,7 +134,7 @@ def recording(folder: str | None, *, sender: str, receiver: str) -> Iterator[Rec
     if folder is None:
         yield None
         return
-    recorder = Recorder(Path(folder), CaptureHead(sender=sender, receiver=receiver))
+    recorder = Recorder(Path(folder), CaptureHead(sender=sender, receiver=receiver), incarnation=incarnation)
     try:
         yield recorder
     finally:

@@ -31,6 +31,8 @@ at its barriers for microseconds, not milliseconds. Measured on two cores with t
 25 to 31 tokens a second instead of 35 to 38 with the cores to itself, but 16 to 18 instead of fewer than 4
 with one core taken by somebody else."""
 PR_SET_PDEATHSIG: Final = 1
+FATAL: Final = "Fatal Python error: "
+"""How the first line begins of what `faulthandler` says."""
 
 
 class ChildSpec(msgspec.Struct, kw_only=True, frozen=True):
@@ -233,7 +235,9 @@ def describe_exit(role: str, status: int, last_words: str) -> str:
     else:
         how = f"ended with exit status {status}"
     lines: Sequence[str] = last_words.splitlines()
-    words = f"; its last words: {lines[-1]}" if lines else ""
+    # Behind what a crash is come the stacks of all threads.
+    fatal = next((line for line in lines if line.startswith(FATAL)), None)
+    words = f"; its last words: {fatal or lines[-1]}" if lines else ""
     return f"the {role} {how}{words}"
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from vidette.detokenizer.incremental import IncrementalText
 from vidette.errors import Error
+from vidette.front.questions import Questions
 from vidette.scheduler.blocks import BlockPool
 from vidette.scheduler.loop import Command, Effects, _Told
 from vidette.scheduler.process import Lives
@@ -61,9 +62,9 @@ class _ForgetsToPost(SimulatedManager):
 
     def _leave(self, vid: Vid) -> None:
         self._machine.abort(vid)
-        stream = self._routes.pop(vid, None)
-        if stream is not None:
-            stream.fail(lambda: Error("left"))
+        route = self._routes.pop(vid, None)
+        if route is not None:
+            route.stream.fail(lambda: Error("left"))
         self._note_quiet()
 
 
@@ -79,7 +80,7 @@ class _KeepsTheStream(SimulatedManager):
     def _route(self, message: BatchStrOutput) -> None:
         for row in message.rows():
             if self._machine.state(Vid(row.vid)) is FrontState.CLOSING and Vid(row.vid) in self._routes:
-                self._routes[Vid(row.vid)].deliver(row)
+                self._routes[Vid(row.vid)].stream.deliver(row)
         super()._route(message)
         for vid in list(self._routes):
             if self._machine.state(vid) is FrontState.OVER:
@@ -108,7 +109,7 @@ class _TellsOnlyTheStreams(SimulatedManager):
     """Tells the streams of a death, and nobody who has asked something else."""
 
     def end(self, failure: Callable[[], Error]) -> None:
-        questions, self._questions = self._questions, {}
+        questions, self._questions = self._questions, Questions()
         super().end(failure)
         self._questions = questions
 

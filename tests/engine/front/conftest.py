@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar
 
 import anyio
+import anyio.abc
 import anyio.lowlevel
 import numpy as np
 from numpy.typing import NDArray
@@ -97,22 +98,37 @@ class Front:
     """A manager, and the other ends of its links."""
 
     def __init__(self, *, max_requests: int = 100, front_id: int = 0, max_total_tokens: int = 100) -> None:
-        scheduler, self._scheduler = RecordingChannel.pair()
+        self._codec = Codec(sends=SCHEDULER_TO_FRONT, receives=FRONT_TO_SCHEDULER)
+        self.offload = FakeOffload()
+        self.ready = Ready(role="scheduler", max_total_tokens=max_total_tokens)
+        self.manager = TokenizerManager(
+            *self._new_ring(),
+            tokenizer=AsciiTokenizer(),
+            info=INFO,
+            ready=self.ready,
+            offload=self.offload,
+            max_requests=max_requests,
+            front_id=front_id,
+        )
+        self.fault: Exception | None = None
+        """What ended the hearing of one of the links."""
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    def _new_ring(self) -> tuple[Link, Link]:
+        """Play another ring from here on; return the front's links to it."""
+        scheduler, self.scheduler_channel = RecordingChannel.pair()
         detokenizer, self.detokenizer_channel = RecordingChannel.pair()
-        self.scheduler_channel = self._scheduler
         self.posted = scheduler.posted
         """Frames that were sent to the scheduler."""
         self._read = 0
-        self._codec = Codec(sends=SCHEDULER_TO_FRONT, receives=FRONT_TO_SCHEDULER)
-        self.scheduler = Link(self._scheduler, self._codec, role="scheduler", peer="front")
+        self.scheduler = Link(self.scheduler_channel, self._codec, role="scheduler", peer="front")
         self.detokenizer = Link(
             self.detokenizer_channel,
             Codec(sends=DETOKENIZER_TO_FRONT, receives=FRONT_TO_DETOKENIZER),
             role="detokenizer",
             peer="front",
         )
-        self.offload = FakeOffload()
-        self.manager = TokenizerManager(
+        return (
             Link(
                 scheduler,
                 Codec(sends=FRONT_TO_SCHEDULER, receives=SCHEDULER_TO_FRONT),
@@ -125,15 +141,17 @@ class Front:
                 role="front",
                 peer="detokenizer",
             ),
-            tokenizer=AsciiTokenizer(),
-            info=INFO,
-            ready=Ready(role="scheduler", max_total_tokens=max_total_tokens),
-            offload=self.offload,
-            max_requests=max_requests,
-            front_id=front_id,
         )
-        self.fault: Exception | None = None
-        """What ended the hearing of one of the links."""
+
+    def attach(self) -> None:
+        """Put another ring in the place of one that was lost."""
+        self.manager.attach(*self._new_ring(), self.ready)
+        self._hear()
+
+    def _hear(self) -> None:
+        assert self._tasks is not None
+        self._tasks.start_soon(self.hear, self.manager.hear_detokenizer)
+        self._tasks.start_soon(self.hear, self.manager.hear_scheduler)
 
     def sent(self) -> list[Message]:
         """Return what was sent to the scheduler since this was asked last; looks, and waits for nothing."""
@@ -171,7 +189,7 @@ class Front:
         front = cls(**options)
         with anyio.fail_after(DEADLINE):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(front.hear, front.manager.hear_detokenizer)
-                tasks.start_soon(front.hear, front.manager.hear_scheduler)
+                front._tasks = tasks
+                front._hear()
                 yield front
                 tasks.cancel_scope.cancel()
