@@ -21,9 +21,10 @@ from vidette._supervisor import Own, Supervisor
 from vidette.config import EngineConfig, check_config
 from vidette.errors import EngineBroken, EngineClosed, UsageError
 from vidette.front import support
-from vidette.front.manager import TokenizerManager, Totals
+from vidette.front.manager import TokenizerManager
 from vidette.front.offload import ThreadOffload
 from vidette.front.stream import Group, Stream
+from vidette.front.totals import Totals
 from vidette.models import ModelInfo, load_token_table, load_tokenizer, read_info, resolve
 from vidette_protocol.codec import Codec
 from vidette_protocol.messages import ControlOutput, ControlReq, GenerateReqInput, SamplingParams

@@ -5,6 +5,7 @@
 - `route`      a request that was sent, its stream, and how it is sent again
 - `questions`  what was asked of the ring and waits for its answer
 - `offload`    blocking calls in threads, a few at a time
+- `totals`     what has become of requests, counted
 - `checks`     what makes a request acceptable, as pure functions
 - `support`    which fields are not supported yet
 """

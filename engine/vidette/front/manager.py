@@ -10,14 +10,12 @@ goes on behind it; what is new meanwhile waits.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
 
 import anyio
 import anyio.lowlevel
 import msgspec
-from msgspec import Struct
 
 from vidette.errors import DuplicateRequest, EngineClosed, Error, Overloaded, RequestReplaced, UsageError
 from vidette.front.checks import (
@@ -29,8 +27,9 @@ from vidette.front.checks import (
 )
 from vidette.front.offload import Offload
 from vidette.front.questions import Answered, Asked, Questions
-from vidette.front.route import Route, seconds_until
+from vidette.front.route import Route, batches, seconds_until
 from vidette.front.stream import Group, Stream
+from vidette.front.totals import Totals
 from vidette.models.interface import ModelInfo, Tokenizer
 from vidette.transport.link import Link
 from vidette_protocol.errors import DuplicateRid, ProtocolError, RemoteProtocolError
@@ -40,7 +39,6 @@ from vidette_protocol.limits import Limits
 from vidette_protocol.messages import (
     AbortReq,
     BatchStrOutput,
-    BatchTokenizedGenerateReqInput,
     ControlOutput,
     ControlReq,
     Failed,
@@ -54,29 +52,6 @@ from vidette_protocol.messages import (
     ShutdownReq,
     TokenizedGenerateReqInput,
 )
-
-BATCH_BYTES: Final = 8 * 1024 * 1024
-"""Token ids of requests that are sent in one message."""
-
-
-class Totals(Struct):
-    """What has become of requests since the start.
-
-    Args:
-        submitted: sent to the scheduler; what the front refuses is in none of these.
-        finished: came to their own end.
-        aborted: left by their callers before.
-        failed: ended with an error, of their own or of the engine.
-        dropped: rows that came for callers who were gone.
-        resumed: how often one went on after the death of a process; each time counts.
-    """
-
-    submitted: int = 0
-    finished: int = 0
-    aborted: int = 0
-    failed: int = 0
-    dropped: int = 0
-    resumed: int = 0
 
 
 class TokenizerManager:
@@ -194,7 +169,7 @@ class TokenizerManager:
                 self._prepare(vid, item, prompts[place // checked.n], deadline_s)
                 for place, (vid, item) in enumerate(zip(vids, items, strict=True))
             ]
-            for batch in _batches(messages):
+            for batch in batches(messages):
                 self._scheduler.post(batch)
             streams = tuple(map(self._begin, messages))
             yield Group(streams, n=checked.n, single=checked.single)
@@ -517,19 +492,6 @@ class RoleFailed(Exception):  # noqa: N818  what it is told, not an error of the
     def __init__(self, role: str, failed: Failed) -> None:
         super().__init__(failed.message)
         self.role = role
-
-
-def _batches(messages: Sequence[TokenizedGenerateReqInput]) -> Iterator[BatchTokenizedGenerateReqInput]:
-    """Put requests together, but never so many that a frame could be too long."""
-    batch: list[TokenizedGenerateReqInput] = []
-    nbytes = 0
-    for message in messages:
-        if batch and nbytes + message.input_ids.nbytes > BATCH_BYTES:
-            yield BatchTokenizedGenerateReqInput(reqs=batch)
-            batch, nbytes = [], 0
-        batch.append(message)
-        nbytes += message.input_ids.nbytes
-    yield BatchTokenizedGenerateReqInput(reqs=batch)
 
 
 def _new_rid() -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 import anyio
 import msgspec
 
 from vidette.front.stream import Stream
 from vidette_protocol.ids import Vid
-from vidette_protocol.messages import TokenizedGenerateReqInput
+from vidette_protocol.messages import BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
 from vidette_protocol.messages.columns import pack_i32
+
+BATCH_BYTES: Final = 8 * 1024 * 1024
+"""Token ids of requests that are sent in one message."""
 
 
 class Route(NamedTuple):
@@ -49,3 +53,18 @@ class Route(NamedTuple):
 def seconds_until(deadline: float) -> float | None:
     """Return how long it is until a time on the loop's clock, at least 0; None if that never comes."""
     return None if deadline == math.inf else max(0.0, deadline - anyio.current_time())
+
+
+def batches(
+    messages: Sequence[TokenizedGenerateReqInput],
+) -> Iterator[BatchTokenizedGenerateReqInput]:
+    """Put requests together, but never so many that a frame could be too long."""
+    batch: list[TokenizedGenerateReqInput] = []
+    nbytes = 0
+    for message in messages:
+        if batch and nbytes + message.input_ids.nbytes > BATCH_BYTES:
+            yield BatchTokenizedGenerateReqInput(reqs=batch)
+            batch, nbytes = [], 0
+        batch.append(message)
+        nbytes += message.input_ids.nbytes
+    yield BatchTokenizedGenerateReqInput(reqs=batch)

@@ -19,8 +19,8 @@ from vidette.errors import (
     RequestError,
     UsageError,
 )
-from vidette.front.manager import Totals
 from vidette.front.stream import Stream
+from vidette.front.totals import Totals
 from vidette_protocol.ids import make_vid
 from vidette_protocol.messages import (
     AbortReq,

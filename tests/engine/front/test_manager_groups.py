@@ -19,8 +19,8 @@ from vidette.errors import (
     RequestReplaced,
     UsageError,
 )
-from vidette.front.manager import Totals
 from vidette.front.stream import Group
+from vidette.front.totals import Totals
 from vidette_protocol.messages import (
     AbortReq,
     BatchTokenizedGenerateReqInput,

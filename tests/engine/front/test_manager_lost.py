@@ -14,8 +14,8 @@ import trio.testing
 from tests.engine.front.conftest import ABORTED, STOP, Front, ask
 
 from vidette.errors import EngineBroken, Error, Overloaded, RequestReplaced
-from vidette.front.manager import Totals
 from vidette.front.stream import Stream
+from vidette.front.totals import Totals
 from vidette_protocol.ids import Vid
 from vidette_protocol.messages import (
     AbortReq,

@@ -9,8 +9,8 @@ import pytest
 from tests.engine.front.conftest import ABORTED, STOP, Front, ask
 
 from vidette.errors import DuplicateRequest, Overloaded, RequestError, RequestReplaced
-from vidette.front.manager import Totals
 from vidette.front.stream import Stream
+from vidette.front.totals import Totals
 from vidette_protocol.messages import (
     AbortReq,
     BatchTokenizedGenerateReqInput,

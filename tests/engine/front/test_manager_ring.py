@@ -17,7 +17,8 @@ from vidette.errors import (
     Error,
     Overloaded,
 )
-from vidette.front.manager import RoleFailed, Totals
+from vidette.front.manager import RoleFailed
+from vidette.front.totals import Totals
 from vidette.transport.framing import LinkClosed
 from vidette_protocol.errors import DecodeError, RemoteProtocolError
 from vidette_protocol.ids import make_vid
