@@ -300,8 +300,8 @@ class TokenizerManager:
         Raises:
             EngineBroken, EngineClosed: the engine serves no more.
         """
-        question = HeartbeatReq(id=self._questions.next_id(), floor=self._machine.floor)
-        answer = await self._ask(question, HeartbeatReq)
+        floor = self._machine.floor
+        answer = await self._ask(lambda call: HeartbeatReq(id=call, floor=floor), HeartbeatReq)
         assert isinstance(answer, HeartbeatReq)  # Questions has seen to it
         return answer
 
@@ -311,7 +311,7 @@ class TokenizerManager:
         Raises:
             EngineBroken, EngineClosed: the engine serves no more.
         """
-        await self._ask(FreezeGCReq(id=self._questions.next_id()), FreezeGCReq)
+        await self._ask(lambda call: FreezeGCReq(id=call), FreezeGCReq)
 
     async def control(self, request: ControlReq) -> ControlOutput:
         """Send a control message to the scheduler; return its answer, of the class `request.output`.
@@ -328,21 +328,21 @@ class TokenizerManager:
         seconds = request.deadline_s
         if seconds is None:
             seconds = seconds_until(anyio.current_effective_deadline())
-        question = msgspec.structs.replace(request, id=self._questions.next_id(), deadline_s=seconds)
+        question = msgspec.structs.replace(request, id=0, deadline_s=seconds)
         try:
             self._scheduler.check(question)
         except ProtocolError as error:
             raise UsageError(f"{type(request).__name__} cannot be sent: {error}") from error
         with anyio.fail_after(request.deadline_s):
-            answer = await self._ask(question, request.output)
+            answer = await self._ask(lambda call: msgspec.structs.replace(question, id=call), request.output)
         assert isinstance(answer, ControlOutput)  # Questions has seen to it
         return answer
 
-    async def _ask(self, question: Asked, kind: type[Answered]) -> Answered:
+    async def _ask(self, make: Callable[[int], Asked], kind: type[Answered]) -> Answered:
         self.check_open()
         if self._lost is not None:
             raise self._lost()
-        return await self._questions.ask(question, kind, self._scheduler.post)
+        return await self._questions.ask(make, kind, self._scheduler.post)
 
     async def wait_quiet(self) -> None:
         """Wait until no request lives anywhere: every end has come round the ring."""

@@ -1,4 +1,7 @@
-"""`Questions`: what was asked of the ring and waits for its answer."""
+"""`Questions`: what was asked of the ring and waits for its answer.
+
+Which answer is due, and who is to hear it, the machine says; this holds what they wait on.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable
 import anyio
 
 from vidette.errors import Error
-from vidette_protocol.errors import RemoteProtocolError
+from vidette_protocol.lifecycle import CallId, CallMachine
 from vidette_protocol.messages import ControlOutput, ControlReq, FreezeGCReq, HeartbeatReq
 
 Asked = HeartbeatReq | FreezeGCReq | ControlReq
@@ -20,71 +23,72 @@ class Questions:
     """The questions of one front; their ids are never used again, whoever is asked."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, _Question] = {}
-        self._asked = 0
+        self._machine = CallMachine()
+        self._waiting: dict[CallId, _Question] = {}
 
-    def next_id(self) -> int:
-        """Return the id of the next question."""
-        self._asked += 1
-        return self._asked
-
-    async def ask(self, question: Asked, kind: type[Answered], post: Callable[[Asked], None]) -> Answered:
+    async def ask(
+        self, make: Callable[[int], Asked], kind: type[Answered], post: Callable[[Asked], None]
+    ) -> Answered:
         """Post a question, and return what comes back.
+
+        Args:
+            make: makes the question of its id; it can be encoded.
+            kind: class of the answer.
+            post: sends it.
 
         Raises:
             Error: what `fail` was given.
         """
-        waiting = _Question(kind)
-        self._waiting[question.id] = waiting
+        call = self._machine.ask(kind.__name__)
+        waiting = self._waiting[call] = _Question()
         try:
-            post(question)
+            post(make(call))
             await waiting.answered.wait()
         finally:
-            del self._waiting[question.id]
+            del self._waiting[call]
+            self._machine.leave(call)
         return waiting.answer()
 
     def settle(self, answer: Answered) -> None:
-        """Take what came back; nothing happens if whoever asked has left.
+        """Take what came back; nobody hears it if whoever asked has left.
 
         Raises:
-            RemoteProtocolError: it is of another kind than was asked for.
+            RemoteProtocolError: nothing was asked that it answers, or that was answered before.
         """
-        question = self._waiting.get(answer.id)
-        if question is not None:
-            question.settle(answer)
+        call = self._machine.answer(CallId(answer.id), type(answer).__name__)
+        if call is not None:
+            self._waiting[call].settle(answer)
 
     def fail(self, failure: Callable[[], Error]) -> None:
-        """Raise an error, made anew for each, for whoever waits."""
-        for question in self._waiting.values():
-            question.failure = failure
-            question.answered.set()
+        """Raise an error, made anew for each, for whoever waits; no answer is due any more."""
+        for call in self._machine.lost():
+            self._waiting[call].fail(failure)
 
     def __len__(self) -> int:
-        """Return how many wait."""
-        return len(self._waiting)
+        """Return how many answers are due."""
+        return len(self._machine)
 
 
 class _Question:
-    """A question that waits for its answer."""
+    """Somebody who waits for an answer."""
 
-    __slots__ = ("_answer", "_kind", "answered", "failure")
+    __slots__ = ("_answer", "_failure", "answered")
 
-    def __init__(self, kind: type[Answered]) -> None:
-        self._kind = kind
+    def __init__(self) -> None:
         self._answer: Answered | None = None
+        self._failure: Callable[[], Error] | None = None
         self.answered = anyio.Event()
-        self.failure: Callable[[], Error] | None = None
 
     def settle(self, answer: Answered) -> None:
-        if type(answer) is not self._kind:
-            raise RemoteProtocolError(
-                f"{type(answer).__name__} {answer.id} came back, but {self._kind.__name__} was expected"
-            )
         self._answer = answer
         self.answered.set()
 
+    def fail(self, failure: Callable[[], Error]) -> None:
+        self._failure = failure
+        self.answered.set()
+
     def answer(self) -> Answered:
-        if self.failure is not None:
-            raise self.failure()
+        if self._failure is not None:
+            raise self._failure()
         assert self._answer is not None
         return self._answer

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from vidette.detokenizer.incremental import IncrementalText
 from vidette.errors import Error
 from vidette.front.questions import Questions
+from vidette.front.route import Route
 from vidette.scheduler.blocks import BlockPool
 from vidette.scheduler.loop import Command, Effects, _Told
 from vidette.scheduler.process import Lives
@@ -60,22 +61,18 @@ class EngineMutant(NamedTuple):
 class _ForgetsToPost(SimulatedManager):
     """Ends a request in its own tables and tells nobody else."""
 
-    def _leave(self, vid: Vid) -> None:
-        self._machine.abort(vid)
-        route = self._routes.pop(vid, None)
-        if route is not None:
-            route.stream.fail(lambda: Error("left"))
-        self._note_quiet()
+    def _post_abort(self, vid: Vid, route: Route | None, *, post: bool) -> None:
+        super()._post_abort(vid, route, post=False)
 
 
 class _KeepsTheStream(SimulatedManager):
     """Keeps the stream of a caller who left until the end of its request, and routes before it asks."""
 
     def _leave(self, vid: Vid) -> None:
-        stream = self._routes.get(vid)
+        route = self._routes.get(vid)
         super()._leave(vid)
-        if stream is not None and self._machine.state(vid) is FrontState.CLOSING:
-            self._routes[vid] = stream
+        if route is not None and self._machine.state(vid) is FrontState.CLOSING:
+            self._routes[vid] = route
 
     def _route(self, message: BatchStrOutput) -> None:
         for row in message.rows():

@@ -122,9 +122,9 @@ async def test_without_an_answer_in_time_it_is_a_timeout_and_a_late_answer_is_dr
             await front.manager.control(FlushCacheReqInput(id=0, deadline_s=0.0))
         (question,) = await asked(front)
         assert question == FlushCacheReqInput(id=1, deadline_s=0.0)
-        assert not front.manager._questions
+        assert len(front.manager._questions) == 1  # its answer is still due
         front.scheduler.post(FlushCacheReqOutput(id=1))  # nobody waits for it any more
-        front.scheduler.post(GetInternalStateReqOutput(id=77))  # nobody ever asked
+        await front.until(lambda: not front.manager._questions)
 
         async def answer() -> None:
             await front.until(lambda: len(front.posted) == 2)
@@ -134,6 +134,18 @@ async def test_without_an_answer_in_time_it_is_a_timeout_and_a_late_answer_is_dr
             tasks.start_soon(answer)
             assert await front.manager.control(FlushCacheReqInput(id=0)) == FlushCacheReqOutput(id=2)
         assert front.fault is None
+
+
+@pytest.mark.parametrize("answer", [GetInternalStateReqOutput(id=77), FlushCacheReqOutput(id=1)])
+async def test_an_answer_that_is_not_due_is_a_fault_of_the_scheduler(answer: ControlOutput) -> None:
+    """To what was never asked, or a second one."""
+    async with Front.serving() as front:
+        with pytest.raises(TimeoutError):
+            await front.manager.control(FlushCacheReqInput(id=0, deadline_s=0.0))
+        front.scheduler.post(FlushCacheReqOutput(id=1))
+        front.scheduler.post(answer)
+        await front.until(lambda: front.fault is not None)
+        assert f"{type(answer).__name__} {answer.id} answers nothing that is due" in str(front.fault)
 
 
 async def test_a_deadline_of_the_callers_travels_as_what_is_left_of_it() -> None:
