@@ -19,6 +19,7 @@ from vidette_protocol.messages.catalogue import CATALOGUE
 from vidette_protocol.messages.outputs import BatchTokenIDOutput
 
 CODEC = Codec(sends=CATALOGUE, receives=CATALOGUE)
+ENDLESS = {"max_new_tokens": 4000, "ignore_eos": True}
 
 
 def capture(folder: Path, topology: str) -> None:
@@ -26,7 +27,7 @@ def capture(folder: Path, topology: str) -> None:
         async with open_engine("toy", topology=topology, capture=str(folder)) as engine:
             async with engine.generate("hello", sampling_params={"max_new_tokens": 3}, rid="first") as stream:
                 await stream.read()
-            async with engine.generate("more", sampling_params={"max_new_tokens": 900}) as stream:
+            async with engine.generate("more", sampling_params=ENDLESS) as stream:
                 async for _ in stream:
                     break
             await engine.wait_quiet()

@@ -122,6 +122,7 @@ def test_ctrl_c_while_reading_leaves_the_engine_usable(backend: Literal["asyncio
             ready.set()
             stream.read()
         engine.wait_quiet()
+        engine.wait_turning()
         with engine.generate("next", sampling_params=SHORT, rid="r") as stream:
             assert stream.read().completion_tokens == 6
         assert engine.heartbeat().ledgers.total() == 0

@@ -117,8 +117,9 @@ async def test_too_many_deaths_end_it_with_the_last_words_of_the_last() -> None:
             assert str(error).endswith("it is not started again (max_restarts is 1)")
             assert "most recent call first" in error.last_words  # the stacks
             assert str(await engine.wait_broken()) == str(error)
-            with pytest.raises(EngineBroken, match="SIGSEGV"):
-                await answer(engine)
+            for wait in (lambda: answer(engine), engine.wait_turning):
+                with pytest.raises(EngineBroken, match="SIGSEGV"):
+                    await wait()
             assert engine.statistics().ledgers.total() == 0
 
 
