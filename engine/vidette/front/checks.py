@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import uuid
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -16,6 +17,11 @@ from vidette_protocol.limits import Limits
 from vidette_protocol.messages import GenerateItem, GenerateReqInput, SamplingParams
 from vidette_protocol.messages.sampling import MAX_SEED
 from vidette_protocol.normalise import Normalised, normalise_generate
+
+
+def make_rid() -> str:
+    """Return a rid for a request that was given none."""
+    return uuid.uuid4().hex
 
 
 def check_request(

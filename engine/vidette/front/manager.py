@@ -9,7 +9,6 @@ goes on behind it; what is new meanwhile waits.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
@@ -23,11 +22,12 @@ from vidette.front.checks import (
     check_ids,
     check_known,
     check_request,
+    make_rid,
     settle_sampling,
 )
 from vidette.front.offload import Offload
 from vidette.front.questions import Answered, Asked, Questions
-from vidette.front.route import Route, batches, seconds_until
+from vidette.front.route import MAX_RESUMES, Route, batches, seconds_until
 from vidette.front.stream import Group, Stream
 from vidette.front.totals import Totals
 from vidette.models.interface import ModelInfo, Tokenizer
@@ -126,7 +126,7 @@ class TokenizerManager:
             EngineBroken, EngineClosed: the engine serves no more.
         """
         self.check_open()
-        item = check_request(request, new_rid=_new_rid, limits=self._limits, vocab_size=self.info.vocab_size)
+        item = check_request(request, new_rid=make_rid, limits=self._limits, vocab_size=self.info.vocab_size)
         check_known(item.sampling_params, self._scheduler.unknown_there(SamplingParams))
         vid = self._replace(item.rid) if replace else self._submit(item.rid)
         stream: Stream | None = None
@@ -154,7 +154,7 @@ class TokenizerManager:
         """
         self.check_open()
         checked = check_group_request(
-            request, new_rid=_new_rid, limits=self._limits, vocab_size=self.info.vocab_size
+            request, new_rid=make_rid, limits=self._limits, vocab_size=self.info.vocab_size
         )
         items = checked.items
         for item in items:
@@ -377,8 +377,14 @@ class TokenizerManager:
         """
         self._lost = failure
         for old, new in self._machine.moved(0):
-            route = self._routes[new] = self._routes.pop(old)
-            route.stream.move(new)
+            route = self._routes.pop(old)
+            if route.stream.resumed < MAX_RESUMES:
+                self._routes[new] = route
+                route.stream.move(new)
+            else:  # it may be what they die of
+                self._machine.abort(new)
+                self.totals.failed += 1
+                route.stream.fail(route.give_up)
         self.scheduler_ledger, self.detokenizer_open = SchedulerLedger(), 0
         self._questions.fail(failure)
         self._note_quiet()
@@ -492,7 +498,3 @@ class RoleFailed(Exception):  # noqa: N818  what it is told, not an error of the
     def __init__(self, role: str, failed: Failed) -> None:
         super().__init__(failed.message)
         self.role = role
-
-
-def _new_rid() -> str:
-    return uuid.uuid4().hex

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import anyio
 import msgspec
 
+from vidette.errors import Error, RequestError
 from vidette.front.stream import Stream
 from vidette_protocol.ids import Vid
 from vidette_protocol.messages import BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
@@ -16,6 +17,10 @@ from vidette_protocol.messages.columns import pack_i32
 
 BATCH_BYTES: Final = 8 * 1024 * 1024
 """Token ids of requests that are sent in one message."""
+
+
+MAX_RESUMES: Final = 3
+"""How often a request goes on after the death of a process; then it may be what they die of."""
 
 
 class Route(NamedTuple):
@@ -37,6 +42,11 @@ class Route(NamedTuple):
         stream = Stream(message.rid, Vid(message.vid), len(message.input_ids) // 4)
         left = math.inf if message.deadline_s is None else message.deadline_s
         return cls(stream, message, anyio.current_time() + left)
+
+    def give_up(self) -> Error:
+        """Return what a caller is told whose request goes on no more."""
+        times = MAX_RESUMES + 1
+        return RequestError(f"request {self.stream.rid!r} failed: processes died over it {times} times")
 
     def again(self, floor: Vid) -> TokenizedGenerateReqInput:
         """Return what is sent now, under the stream's vid, for the request to go on behind its output."""

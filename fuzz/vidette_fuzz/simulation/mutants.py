@@ -61,7 +61,7 @@ class EngineMutant(NamedTuple):
 class _ForgetsToPost(SimulatedManager):
     """Ends a request in its own tables and tells nobody else."""
 
-    def _post_abort(self, vid: Vid, route: Route | None, *, post: bool) -> None:
+    def _post_abort(self, vid: Vid, route: Route | None, *, post: bool) -> None:  # noqa: ARG002  the fault
         super()._post_abort(vid, route, post=False)
 
 

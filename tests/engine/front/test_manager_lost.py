@@ -13,7 +13,8 @@ import trio
 import trio.testing
 from tests.engine.front.conftest import ABORTED, STOP, Front, ask
 
-from vidette.errors import EngineBroken, Error, Overloaded, RequestReplaced
+from vidette.errors import EngineBroken, Error, Overloaded, RequestError, RequestReplaced
+from vidette.front.route import MAX_RESUMES
 from vidette.front.stream import Stream
 from vidette.front.totals import Totals
 from vidette_protocol.ids import Vid
@@ -122,6 +123,27 @@ async def test_several_deaths_in_a_row(replayed: bool) -> None:
         front.say(StrRow(stream.vid, 1, (105,), STOP, "i"))
         completion = await stream.read()
     assert (completion.text, completion.token_ids, completion.resumed) == ("hi", (104, 105), 3)
+
+
+async def test_a_request_that_processes_keep_dying_over_ends_and_others_go_on() -> None:
+    """It may be what they die of, and is not to take the engine with it."""
+    async with Front.serving() as front, front.manager.generate(ask(rid="poison")) as stream:
+        for _ in range(MAX_RESUMES):
+            front.manager.lose(killed)
+            front.attach()
+        async with front.manager.generate(ask(rid="other")) as other:
+            front.sent()
+            front.manager.lose(killed)
+            front.attach()
+            with pytest.raises(
+                RequestError, match=r"^request 'poison' failed: processes died over it 4 times 4 "
+            ):
+                await stream.read()
+            assert [request.rid for request in requests(front)] == ["other"]
+            front.say(StrRow(other.vid, 0, (0,), STOP, ""))
+            await other.read()
+        assert front.manager.totals.failed == 1
+    assert len(front.manager) == 0
 
 
 async def test_the_answers_of_a_group_go_on_each_for_itself() -> None:
