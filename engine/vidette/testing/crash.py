@@ -126,6 +126,7 @@ async def run_crash(
     planned = plans(streams, tokens)
     undisturbed = await _Run(planned).read_all(engine)
     run = _Run(planned)
+    completions: list[Completion | str] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_kill, engine, victim, run, kills)
         completions = await run.read_all(engine)

@@ -52,8 +52,9 @@ async def sweep(
     """
     for point in range(1, limit + 2, stride):
         try:
-            with anyio.CancelScope() as scope:
-                stepped = _Stepped(operation(), scope, point)
+            scope = anyio.CancelScope()
+            stepped = _Stepped(operation(), scope, point)
+            with scope:
                 await stepped
             await check()
         except Exception as error:
