@@ -16,7 +16,7 @@ INSTALL := $(PIP) install --constraint constraints.txt --build-constraint constr
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint format fuzz bench reference constraints clean
+.PHONY: help demo test test-long lint format fuzz bench reference constraints clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## */  make \1	/p' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +29,10 @@ demo: $(VENV)/.installed  ## set everything up, stream an answer through the HTT
 test: $(VENV)/.installed-dev  ## set everything up and run the tests
 	$(BIN)/vidette pull smollm2-135m-instruct
 	$(BIN)/python -m pytest
+
+test-long: $(VENV)/.installed-dev  ## run the tests that take too long for every push
+	$(BIN)/vidette pull smollm2-135m-instruct
+	$(BIN)/python -m pytest -m long
 
 # --- for developers ----------------------------------------------------------------
 

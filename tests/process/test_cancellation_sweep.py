@@ -202,7 +202,9 @@ def children() -> list[str]:
     return (Path("/proc/self/task") / str(os.getpid()) / "children").read_text().split()
 
 
-@pytest.mark.parametrize(("topology", "stride"), [("inline", 1), ("processes", 7)])
+@pytest.mark.parametrize(
+    ("topology", "stride"), [("inline", 1), pytest.param("processes", 7, marks=pytest.mark.long)]
+)
 async def test_whenever_opening_or_closing_is_cancelled_nothing_is_left(
     anyio_backend: object, topology: str, stride: int
 ) -> None:

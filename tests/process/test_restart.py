@@ -69,6 +69,7 @@ async def test_eight_streams_go_on_without_a_seam(victim: Victim) -> None:
             assert all(wait_gone(pid, 0) for pid in before)
 
 
+@pytest.mark.long
 async def test_several_deaths_in_a_row() -> None:
     with anyio.fail_after(LONG):
         async with open_engine("toy", **RESTARTING) as engine:
@@ -81,6 +82,7 @@ async def test_several_deaths_in_a_row() -> None:
             assert count_descriptors() == descriptors
 
 
+@pytest.mark.long
 async def test_a_death_while_it_starts_again_is_another_one() -> None:
     with anyio.fail_after(LONG):
         async with open_engine("toy", **RESTARTING) as engine:
@@ -187,6 +189,7 @@ async def test_an_engine_that_starts_again_can_be_closed() -> None:
         assert count_descriptors() <= descriptors + 1  # the loop's own may come late
 
 
+@pytest.mark.long
 async def test_a_storm_with_deaths_leaves_nothing() -> None:
     over = anyio.Event()
 
