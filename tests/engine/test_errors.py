@@ -14,6 +14,7 @@ from vidette.errors import (
     ModelError,
     Overloaded,
     RequestError,
+    RequestReplaced,
     UsageError,
 )
 
@@ -24,6 +25,7 @@ TREE: dict[type[Error], tuple[type[Exception], int, str]] = {
     DuplicateRequest: (UsageError, 409, "invalid_request_error"),
     Overloaded: (Error, 429, "rate_limit_error"),
     RequestError: (Error, 500, "internal_error"),
+    RequestReplaced: (RequestError, 409, "invalid_request_error"),
     ModelError: (Error, 500, "internal_error"),
     EngineClosed: (Error, 503, "service_unavailable"),
     EngineBroken: (Error, 503, "service_unavailable"),

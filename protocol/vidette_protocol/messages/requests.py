@@ -176,13 +176,25 @@ class BatchReqs(BaseBatchReq, Generic[Req], kw_only=True, frozen=True):
 class BatchTokenizedGenerateReqInput(
     BatchReqs[TokenizedGenerateReqInput], tag=Tag.BATCH_TOKENIZED_GENERATE, kw_only=True, frozen=True
 ):
-    """Front to scheduler: requests that were submitted together. The front takes their slots all or none."""
+    """Front to scheduler: requests that were submitted together. The front takes their slots all or none.
+
+    Args:
+        reqs: at least one, no vid twice.
+    """
+
+    reqs: Listed[TokenizedGenerateReqInput]
 
 
 class BatchTokenizedEmbeddingReqInput(
     BatchReqs[TokenizedEmbeddingReqInput], tag=Tag.BATCH_TOKENIZED_EMBEDDING, kw_only=True, frozen=True
 ):
-    """Front to scheduler: texts to embed that were submitted together."""
+    """Front to scheduler: texts to embed that were submitted together.
+
+    Args:
+        reqs: at least one, no vid twice.
+    """
+
+    reqs: Listed[TokenizedEmbeddingReqInput]
 
 
 class AbortReq(BaseReq, tag=Tag.ABORT, kw_only=True, frozen=True):
