@@ -18,7 +18,9 @@ from msgspec import NODEFAULT, Struct, inspect
 from vidette_fuzz import tables
 from vidette_fuzz.samples import LINKS, SAMPLES
 from vidette_protocol.codec import Codec
+from vidette_protocol.errors import RemoteProtocolError
 from vidette_protocol.ext.layout import ExtCode
+from vidette_protocol.ids import Vid
 from vidette_protocol.lifecycle.control import CALL_TABLE, CallEvent, CallState
 from vidette_protocol.lifecycle.credits import (
     BORROW_TABLE,
@@ -28,8 +30,10 @@ from vidette_protocol.lifecycle.credits import (
     CreditEvent,
     CreditState,
 )
+from vidette_protocol.lifecycle.detokenizer import DetokenizerMachine
 from vidette_protocol.lifecycle.front import FRONT_TABLE, FrontEvent, FrontState
 from vidette_protocol.lifecycle.link import LINK_TABLE, LinkEvent, LinkState
+from vidette_protocol.lifecycle.rows import End
 from vidette_protocol.lifecycle.scheduler import SCHEDULER_TABLE, SchedulerEvent, SchedulerState
 from vidette_protocol.messages.bulk import LINK_MESSAGES
 from vidette_protocol.messages.catalogue import CATALOGUE, NOT_YET
@@ -55,18 +59,17 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 # --- the life of a request ----------------------------------------------------------
 
 
-def diagram(machine: Mapping[tuple[State, Event], State], *, first: State, begin: str) -> str:
+def diagram(machine: Mapping[tuple[State, Event], State], begins: Mapping[State, str]) -> str:
     """Return a machine's table as a Mermaid diagram; the state named OVER is its end.
 
     Args:
         machine: (state, event) to the next state.
-        first: where a vid begins.
-        begin: what brings it there.
+        begins: where it begins, and what brings it there.
     """
     labels: dict[tuple[str, str], list[str]] = {}
     for (state, event), after in machine.items():
         labels.setdefault((state.name, after.name), []).append(event.value)
-    lines = [f"    [*] --> {first.name}: {begin}"]
+    lines = [f"    [*] --> {first.name}: {begin}" for first, begin in begins.items()]
     for (source, target), events in labels.items():
         lines.append(f"    {source} --> {'[*]' if target == 'OVER' else target}: {', '.join(events)}")
     return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])
@@ -82,22 +85,70 @@ def grid(machine: Mapping[tuple[State, Event], State], states: type[State], even
     return table(["state", *(event.value for event in events)], rows)
 
 
+class DetokenizerState(Enum):
+    """Where one vid stands in the detokenizer, whose machine keeps those that are open, and no states."""
+
+    ABSENT = "absent"
+    OPEN = "open"
+    OVER = "over"
+
+
+class DetokenizerEvent(Enum):
+    """What can come for one vid: offset, and whether it ends."""
+
+    FIRST = "row at offset 0"
+    NEXT = "row behind the last"
+    ONLY = "ending row at offset 0"
+    LAST = "ending row behind the last"
+
+
+def detokenizer_table() -> dict[tuple[DetokenizerState, DetokenizerEvent], DetokenizerState]:
+    """Return what the detokenizer's machine does, as found by trying it."""
+    rows = {
+        DetokenizerEvent.FIRST: (0, None),
+        DetokenizerEvent.NEXT: (3, None),
+        DetokenizerEvent.ONLY: (0, End.ABORT),
+        DetokenizerEvent.LAST: (3, End.FINISH),
+    }
+    found = {}
+    for state in (DetokenizerState.ABSENT, DetokenizerState.OPEN):
+        for event, (offset, end) in rows.items():
+            machine = DetokenizerMachine()
+            if state is DetokenizerState.OPEN:
+                machine.receive(Vid(1), 0, 3, None)
+            try:
+                machine.receive(Vid(1), offset, 1, end)
+            except RemoteProtocolError:
+                continue
+            found[state, event] = DetokenizerState.OPEN if Vid(1) in machine else DetokenizerState.OVER
+    return found
+
+
 def lifecycle() -> dict[str, str]:
     """Return the parts of the page on the life of a request."""
+    detokenizer = detokenizer_table()
     return {
-        "front diagram": diagram(FRONT_TABLE, first=FrontState.NEW, begin="submit"),
+        "front diagram": diagram(FRONT_TABLE, {FrontState.NEW: "submit"}),
         "front table": grid(FRONT_TABLE, FrontState, FrontEvent),
-        "scheduler diagram": diagram(SCHEDULER_TABLE, first=SchedulerState.WAITING, begin="request"),
+        "scheduler diagram": diagram(SCHEDULER_TABLE, {SchedulerState.WAITING: "request"}),
         "scheduler table": grid(SCHEDULER_TABLE, SchedulerState, SchedulerEvent),
-        "call diagram": diagram(CALL_TABLE, first=CallState.WAITING, begin="ask"),
+        "detokenizer diagram": diagram(detokenizer, {DetokenizerState.ABSENT: "vid"}),
+        "detokenizer table": grid(detokenizer, DetokenizerState, DetokenizerEvent),
+        "call diagram": diagram(CALL_TABLE, {CallState.WAITING: "ask"}),
         "call table": grid(CALL_TABLE, CallState, CallEvent),
-        "link diagram": diagram(LINK_TABLE, first=LinkState.OPENING, begin="open"),
+        "link diagram": diagram(LINK_TABLE, {LinkState.OPENING: "open", LinkState.STARTING: "start"}),
         "link table": grid(LINK_TABLE, LinkState, LinkEvent),
-        "producer diagram": diagram(CREDIT_TABLE, first=CreditState.TAKEN, begin="take"),
+        "producer diagram": diagram(CREDIT_TABLE, {CreditState.TAKEN: "take"}),
         "producer table": grid(CREDIT_TABLE, CreditState, CreditEvent),
-        "consumer diagram": diagram(BORROW_TABLE, first=BorrowState.VIEWED, begin="borrow"),
+        "consumer diagram": diagram(BORROW_TABLE, {BorrowState.VIEWED: "borrow"}),
         "consumer table": grid(BORROW_TABLE, BorrowState, BorrowEvent),
     }
+
+
+def design() -> dict[str, str]:
+    """Return the parts of the essay."""
+    parts = lifecycle()
+    return {name: parts[name] for name in ("front diagram", "scheduler diagram", "detokenizer diagram")}
 
 
 # --- the protocol -------------------------------------------------------------------
@@ -192,6 +243,7 @@ def default(field: msgspec.structs.FieldInfo) -> str:
 PAGES: Final[Mapping[str, Callable[[], dict[str, str]]]] = MappingProxyType(
     {
         "reference/lifecycle.md": lifecycle,
+        "design.md": design,
         "protocol.md": protocol,
         "reference/messages.md": messages,
         "reference/mutants.md": tables.parts,

@@ -15,15 +15,19 @@ General layout:
 - `bench`        what `vidette bench` measures, with its baselines
 - `testing`      the public test kit
 - `_ring`        the two topologies: who runs where
+- `_health`      how an engine is, and what is done about one that hangs
 - `_supervisor`  what becomes of an engine when a process of it dies
 - `_child`       the main module of a child process
 - `child`        the same, for an engine with messages of its own
+- `_collector`   the garbage collector of a process, frozen for a while on request
+- `_freeze`      until when, and how
 - `_custom`      what an engine is given of a user's own messages
 
 What travels between these parts, and the life of a request, is `vidette_protocol`.
 """
 
 from vidette._custom import Handlers as Handlers
+from vidette._health import Health as Health
 from vidette.api import Engine as Engine
 from vidette.api import Ledgers as Ledgers
 from vidette.api import Statistics as Statistics
@@ -33,17 +37,22 @@ from vidette.errors import ChatTemplateError as ChatTemplateError
 from vidette.errors import DuplicateRequest as DuplicateRequest
 from vidette.errors import EngineBroken as EngineBroken
 from vidette.errors import EngineClosed as EngineClosed
+from vidette.errors import EngineDraining as EngineDraining
 from vidette.errors import Error as Error
 from vidette.errors import ModelError as ModelError
 from vidette.errors import Overloaded as Overloaded
+from vidette.errors import PromptTimeout as PromptTimeout
+from vidette.errors import RequestAborted as RequestAborted
 from vidette.errors import RequestError as RequestError
 from vidette.errors import RequestReplaced as RequestReplaced
 from vidette.errors import UsageError as UsageError
+from vidette.front.calls import GcReport as GcReport
 from vidette.front.stream import Completion as Completion
 from vidette.front.stream import Delta as Delta
 from vidette.front.stream import Group as Group
 from vidette.front.stream import Stream as Stream
 from vidette_protocol.messages import FinishReason as FinishReason
+from vidette_protocol.messages import GcState as GcState
 from vidette_protocol.messages import GenerateReqInput as GenerateReqInput
 from vidette_protocol.messages import SamplingParams as SamplingParams
 

@@ -21,16 +21,15 @@ from vidette._custom import Custom
 from vidette._groups import sole_cause
 from vidette.config import EngineConfig
 from vidette.errors import EngineBroken
-from vidette.front.manager import RoleFailed
 from vidette.models import TokenTable
 from vidette.transport.capture import recording
 from vidette.transport.channel import Channel, FrameChannel, socket_pair
 from vidette.transport.framing import LinkClosed
-from vidette.transport.link import Link
+from vidette.transport.link import Link, RoleFailed
 from vidette.transport.memory import MemoryChannel
 from vidette.transport.spawn import Child, describe_exit
 from vidette_protocol.codec import Codec, front_codec
-from vidette_protocol.errors import ProtocolError, RemoteProtocolError
+from vidette_protocol.errors import ProtocolError
 from vidette_protocol.messages import Failed, Ready
 from vidette_protocol.messages.catalogue import (
     DETOKENIZER_TO_FRONT,
@@ -397,6 +396,7 @@ def start_inline(
                     recorder=recorder,
                     codec=custom.codec,
                     handlers=custom.handlers,
+                    collects=False,  # the front does
                 )
         finally:
             scheduler_front.close()
@@ -413,6 +413,7 @@ def start_inline(
                     table=table,
                     incarnation=incarnation,
                     recorder=recorder,
+                    collects=False,
                 )
         finally:
             detokenizer_front.close()
@@ -447,11 +448,10 @@ async def _receive_hello(link: Link) -> None:
 
 async def _receive_ready(link: Link) -> Ready:
     message = await link.receive()
-    if isinstance(message, Ready):
-        return message
     if isinstance(message, Failed):
         raise RoleFailed(link.peer, message)
-    raise RemoteProtocolError(f"{type(message).__name__} came instead of Ready")
+    assert isinstance(message, Ready)  # the link has seen to it
+    return message
 
 
 def _breakdown_of(failed: RoleFailed) -> Breakdown:

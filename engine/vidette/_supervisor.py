@@ -16,6 +16,7 @@ import anyio.abc
 import anyio.lowlevel
 import msgspec
 
+from vidette._health import Health, Watchdog, take_health
 from vidette._ring import Breakdown, ProcessInfo, Ring
 from vidette.config import EngineConfig
 from vidette.errors import EngineBroken, UsageError
@@ -146,6 +147,18 @@ class Supervisor:
         """Whether the ring turns, as far as is known."""
         return self._ring is not None and self._ring.opened and self._ring.breakdown is None
 
+    def health(self, manager: TokenizerManager) -> Health:
+        """Return how the engine is, with this front."""
+        ended = "the engine was closed" if self.breakdown is None else self.breakdown.message
+        return take_health(
+            ended if self.ended.is_set() else None,
+            turning=self.turning,
+            draining=manager.drain.begun,
+            pulse=manager.pulse,
+            ledger=manager.scheduler_ledger,
+            stall_timeout=self._config.stall_timeout,
+        )
+
     async def wait_turning(self) -> None:
         """Wait until a ring turns, or none will any more."""
         await anyio.lowlevel.checkpoint()
@@ -154,8 +167,8 @@ class Supervisor:
 
     @property
     def processes(self) -> tuple[ProcessInfo, ...]:
-        """The processes besides this one."""
-        return () if self._ring is None else self._ring.processes
+        """The processes besides this one; none between the death of one and the next start."""
+        return () if self._ring is None or self._ring.breakdown is not None else self._ring.processes
 
     async def open(self) -> Ready:
         """Start a ring, and wait until it turns.
@@ -180,6 +193,7 @@ class Supervisor:
     def serve(self, manager: TokenizerManager) -> None:
         """Have a front hear the ring that was opened, and all that follow it."""
         self._hear(manager)
+        self._tasks.start_soon(manager.calls.collector.run)
         self._tasks.start_soon(self._supervise, manager)
 
     async def stop(self, timeout: float) -> None:
@@ -258,3 +272,5 @@ class Supervisor:
         assert self._ring_tasks is not None
         self._ring_tasks.start_soon(self.ring.hear, "scheduler", manager.hear_scheduler)
         self._ring_tasks.start_soon(self.ring.hear, "detokenizer", manager.hear_detokenizer)
+        self._ring_tasks.start_soon(Watchdog(self._config, self.ring, manager.pulse).run)
+        self._ring_tasks.start_soon(manager.pulse.run)

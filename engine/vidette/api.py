@@ -16,18 +16,26 @@ from msgspec import Struct
 
 from vidette._custom import Custom, Handlers, check_custom
 from vidette._groups import Body, bare
+from vidette._health import Health
 from vidette._ring import ProcessInfo, import_roles, start_inline, start_processes
 from vidette._supervisor import Own, Supervisor
 from vidette.config import EngineConfig, check_config
 from vidette.errors import EngineBroken, EngineClosed, UsageError
 from vidette.front import support
+from vidette.front.calls import GcReport
 from vidette.front.manager import TokenizerManager
 from vidette.front.offload import ThreadOffload
 from vidette.front.stream import Group, Stream
 from vidette.front.totals import Totals
 from vidette.models import ModelInfo, load_token_table, load_tokenizer, read_info, resolve
 from vidette_protocol.codec import Codec
-from vidette_protocol.messages import ControlOutput, ControlReq, GenerateReqInput, SamplingParams
+from vidette_protocol.messages import (
+    ControlOutput,
+    ControlReq,
+    FreezeGCReq,
+    GenerateReqInput,
+    SamplingParams,
+)
 
 TOKENISING_THREADS = 2
 """How many prompts of one engine are tokenised at once."""
@@ -75,9 +83,11 @@ class Statistics(Struct, frozen=True):
         waiting: requests that wait for blocks or their turn.
         steps: steps the scheduler has taken.
         processes: the processes of the engine besides this one.
+        health: whether it lives, makes progress, and is ready.
         restarts: how often scheduler and detokenizer were started again after one of them had died.
         incarnation: how often that was tried.
         turning: whether they run, as far as is known; requests wait while they are started again.
+        draining: whether the engine is being closed, and takes nothing new.
     """
 
     ledgers: Ledgers
@@ -85,9 +95,11 @@ class Statistics(Struct, frozen=True):
     waiting: int
     steps: int
     processes: tuple[ProcessInfo, ...]
+    health: Health
     restarts: int = 0
     incarnation: int = 0
     turning: bool = True
+    draining: bool = False
 
 
 class Engine:
@@ -106,6 +118,11 @@ class Engine:
     def max_total_tokens(self) -> int:
         """Most tokens of prompt and output together that one request may have."""
         return self._manager.ready.max_total_tokens
+
+    @property
+    def draining(self) -> bool:
+        """Whether `drain()` was called: nothing new is taken, and what lives may end."""
+        return self._manager.drain.begun
 
     def generate(
         self,
@@ -138,6 +155,7 @@ class Engine:
             UsageError: the request cannot be served as it is.
             DuplicateRequest: the rid is in use.
             Overloaded: too many requests live.
+            EngineDraining: the engine is being closed.
             EngineBroken, EngineClosed: the engine serves no more.
         """
         if on_duplicate not in ("refuse", "replace"):
@@ -203,9 +221,11 @@ class Engine:
             waiting=ledger.waiting,
             steps=ledger.steps,
             processes=supervisor.processes,
+            health=supervisor.health(manager),
             restarts=supervisor.restarts,
             incarnation=supervisor.incarnation,
             turning=turning,
+            draining=manager.drain.begun,
         )
 
     async def heartbeat(self) -> Statistics:
@@ -219,15 +239,86 @@ class Engine:
         await self._manager.heartbeat()
         return self.statistics()
 
-    async def freeze_gc(self) -> None:
-        """Have scheduler and detokenizer collect garbage once and leave what lives out of collections.
+    async def probe(self) -> None:
+        """Have one token made, as for any request; put a deadline around it.
 
-        With the topology "inline" they are this process, and what lives includes all of the program.
+        It says more than a heartbeat: there is room for a request, and the model computes.
+
+        Raises:
+            Overloaded: too many requests live.
+            RequestError: the token could not be made.
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+        async with self.generate([0], sampling_params=params) as stream:
+            await stream.read()
+
+    async def freeze_gc(self, duration_s: float | None = None) -> GcReport:
+        """Collect garbage once in all processes, and leave what lives then out of collections for a while.
+
+        This process is one of them: with the topology "inline" it is the only one. Freezes nest: it lasts
+        as long as the longest that was asked for, until `unfreeze_gc()`, or until the engine is closed. A
+        process that is started again is frozen as well. A call that is cancelled may have been carried out
+        in part.
+
+        Args:
+            duration_s: seconds until each process un-freezes by itself; None: not before it is told to.
+
+        Returns:
+            How long the collection took in each process, and how many objects are frozen there.
+
+        Raises:
+            UsageError: the time is out of range.
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        return await self._manager.calls.freeze_gc(FreezeGCReq(duration_s=duration_s))
+
+    async def unfreeze_gc(self) -> GcReport:
+        """Let all that `freeze_gc()` left out be collected again, in all processes; nothing if nothing is.
+
+        What the program has frozen itself is un-frozen as well: a process has one collector.
 
         Raises:
             EngineBroken, EngineClosed: the engine serves no more.
         """
-        await self._manager.freeze_gc()
+        return await self._manager.calls.freeze_gc(FreezeGCReq(unfreeze=True))
+
+    def abort_all(self, why: str | None = None) -> int:
+        """End all requests at once, whoever reads them; new ones are taken.
+
+        Whoever reads one gets what has come of it, and then RequestAborted. It does not wait: what they held
+        is free within one step, which `wait_quiet()` waits for.
+
+        Args:
+            why: a sentence for those who read them.
+
+        Returns:
+            How many there were.
+        """
+        return self._manager.abort_all(why)
+
+    async def drain(self, seconds: float) -> int:
+        """Take nothing new from now on, wait for what lives, and end what is left after so many seconds.
+
+        New requests get EngineDraining. It returns as soon as no request lives, and after `seconds` in any
+        case, whatever state the processes are in; then close the engine. Called again it waits again, and the
+        shortest time counts; cancelled, it leaves requests alone, and nothing new is taken all the same.
+
+        Args:
+            seconds: how long requests may go on.
+
+        Returns:
+            How many had to be ended, as by `abort_all()`.
+
+        Raises:
+            UsageError: the time is out of range.
+        """
+        if not 0 <= seconds < math.inf:  # NaN neither
+            raise UsageError(f"seconds is {seconds}; it must be 0 or more, and finite", param="seconds")
+        self._manager.drain.begin(seconds)
+        with anyio.move_on_after(seconds):
+            await self._manager.wait_quiet()
+        return self._manager.abort_all("the engine is being closed and cannot wait for it")
 
     async def control(self, request: ControlReq) -> ControlOutput:
         """Send a control message to the scheduler; return its answer, of the class `request.output`.
@@ -243,7 +334,7 @@ class Engine:
             TimeoutError: no answer came within `deadline_s`.
             EngineBroken, EngineClosed: the engine serves no more.
         """
-        return await self._manager.control(request)
+        return await self._manager.calls.control(request)
 
     async def wait_quiet(self) -> None:
         """Wait until no request is held anywhere: the end of each has come round the ring."""
@@ -336,6 +427,8 @@ async def open_engine(
                                 ready=ready,
                                 offload=offload,
                                 max_requests=config.max_requests,
+                                max_queued_tokens=config.max_queued_tokens,
+                                tokenise_timeout=config.tokenise_timeout,
                                 front_id=config.front_id,
                             )
                             supervisor.serve(manager)

@@ -16,6 +16,8 @@ Topology = Literal["processes", "inline"]
 """Front, scheduler and detokenizer in three processes, or all in this one."""
 Supervision = Literal["fail", "restart"]
 """What the death of a process is: the end of the engine, or of a moment."""
+Watchdog = Literal["report", "restart"]
+"""What follows when heartbeats stay away: a sentence in the log, or the end of the processes."""
 
 
 class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -28,6 +30,10 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         step_tokens: most tokens computed in one step; a step is the time an abort may take.
         max_running: most requests computed at once.
         max_requests: most requests that may live in the front; more are refused as Overloaded.
+        max_queued_tokens: most tokens that all requests which live may come to hold, prompts and outputs
+            together; more are refused as Overloaded. A text that was not tokenised yet counts with its bytes.
+        tokenise_timeout: seconds that a prompt may take to tokenise, or a conversation to render, the wait
+            for its turn included; then the request is refused as PromptTimeout.
         threads: threads of the compute library; None leaves its default.
         start_timeout: seconds until every process has to be ready. With "inline" the weights are read by a
             thread of this process, which cannot be stopped: opening then ends when that has ended.
@@ -38,6 +44,13 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         max_restarts: most restarts within a minute; at one more death it is as with "fail".
         restart_delay: seconds before the first restart within a minute; doubled for each further one.
         max_restart_delay: most seconds before a restart.
+        stall_timeout: seconds after which a heartbeat that has not come back is overdue: `Health.progress` is
+            False then, and the log says so.
+        watchdog: what else follows when no heartbeat comes back. "report": nothing. "restart": after
+            `hang_timeout` scheduler and detokenizer are killed, and `supervision` says what becomes of that.
+            With "inline" they cannot be killed, and it is "report".
+        hang_timeout: seconds that takes, while their processes do not compute; ten times as many if they do,
+            since a step may be long.
         front_id: high bits of every vid; unique among the fronts of a deployment.
         capture: an existing folder in which every frame between processes is recorded, prompts included, for
             `vidette wire` to read; None: nothing is. Writing blocks the loops for as long as the disk does.
@@ -49,6 +62,8 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     step_tokens: int = 256
     max_running: int = 64
     max_requests: int = 4096
+    max_queued_tokens: int = 16 * 1024 * 1024
+    tokenise_timeout: float = 30.0
     threads: int | None = None
     start_timeout: float = 120.0
     stop_timeout: float = 5.0
@@ -56,6 +71,9 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     max_restarts: int = 5
     restart_delay: float = 0.1
     max_restart_delay: float = 5.0
+    stall_timeout: float = 4.0
+    watchdog: Watchdog = "report"
+    hang_timeout: float = 30.0
     front_id: int = 0
     capture: str | None = None
 
@@ -71,7 +89,7 @@ def check_config(config: EngineConfig) -> EngineConfig:
     Raises:
         UsageError: a value is out of range.
     """
-    for name in ("kv_tokens", "step_tokens", "max_running", "max_requests"):
+    for name in ("kv_tokens", "step_tokens", "max_running", "max_requests", "max_queued_tokens"):
         value = getattr(config, name)
         if value < 1:
             raise UsageError(f"{name} is {value}; it must be at least 1", param=name)
@@ -89,14 +107,22 @@ def check_config(config: EngineConfig) -> EngineConfig:
         raise UsageError(
             f"supervision is {config.supervision!r}; it must be 'fail' or 'restart'", param="supervision"
         )
+    if config.watchdog not in ("report", "restart"):
+        raise UsageError(
+            f"watchdog is {config.watchdog!r}; it must be 'report' or 'restart'", param="watchdog"
+        )
     if config.max_restarts < 0:
         raise UsageError(f"max_restarts is {config.max_restarts}; it must be 0 or more", param="max_restarts")
     if config.threads is not None and config.threads < 1:
         raise UsageError(f"threads is {config.threads}; it must be at least 1", param="threads")
-    for name in ("start_timeout", "stop_timeout", "restart_delay", "max_restart_delay"):
+    for name in ("tokenise_timeout", "start_timeout", "stop_timeout", "restart_delay", "max_restart_delay"):
         value = getattr(config, name)
         if not 0 <= value < math.inf:  # NaN neither
             raise UsageError(f"{name} is {value}; it must be 0 seconds or more, and finite", param=name)
+    for name in ("stall_timeout", "hang_timeout"):
+        value = getattr(config, name)
+        if not 0 < value < math.inf:
+            raise UsageError(f"{name} is {value}; it must be more than 0 seconds, and finite", param=name)
     if config.capture is not None and not Path(config.capture).is_dir():
         raise UsageError(f"capture is {config.capture!r}; it must be an existing folder", param="capture")
     if not 0 <= config.front_id <= MAX_FRONT_ID:

@@ -8,8 +8,11 @@ Error                         base; str() shows the offending value and says wha
  +- Overloaded                too much is waiting already; try again after `retry_after` seconds
  +- RequestError              this one request failed inside the engine; others are not touched
  |   +- RequestReplaced       another request took its rid, as it was told to
+ |   +- PromptTimeout         its prompt took too long to tokenise or to render
+ |   +- RequestAborted        it was ended with all others
  +- ModelError                a model file is missing, damaged or not supported
  +- EngineClosed              you closed the engine
+ |   +- EngineDraining        it is being closed: what lives may end, and nothing new begins
  +- EngineBroken              a process of the engine ended, or a link to it broke
 ```
 """
@@ -114,6 +117,30 @@ class RequestReplaced(RequestError):  # noqa: N818  what happened to it
         self.rid = rid
 
 
+class PromptTimeout(RequestError):  # noqa: N818  the state, as its siblings
+    """The prompt of one request took too long to tokenise, or its conversation to render."""
+
+    status = 504
+    kind = "timeout_error"
+
+
+class RequestAborted(RequestError):  # noqa: N818  what happened to it
+    """All requests of the engine were ended at once, this one with them.
+
+    Args:
+        rid: of the request.
+        why: why they were, if that was said.
+    """
+
+    status = 503
+    kind = "service_unavailable"
+
+    def __init__(self, rid: str, why: str | None = None) -> None:
+        because = "" if why is None else f": {why}"
+        super().__init__(f"request {rid!r} was ended, as all requests were{because}")
+        self.rid = rid
+
+
 class ModelError(Error):
     """A model file is missing, damaged or not supported."""
 
@@ -123,6 +150,19 @@ class EngineClosed(Error):  # noqa: N818
 
     status = 503
     kind = "service_unavailable"
+
+
+class EngineDraining(EngineClosed):
+    """The engine is being closed by its owner: what lives may end, and nothing new begins.
+
+    Args:
+        message: what is refused.
+        retry_after: seconds after which another engine may have taken its place.
+    """
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class EngineBroken(Error):  # noqa: N818

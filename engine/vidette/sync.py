@@ -26,10 +26,13 @@ from vidette import api
 from vidette.api import Statistics
 from vidette.config import EngineConfig
 from vidette.errors import EngineBroken, EngineClosed
+from vidette.front.calls import GcReport
 from vidette.front.stream import Completion, Delta
+from vidette.front.stream import Group as AsyncGroup
 from vidette.front.stream import Stream as AsyncStream
 from vidette.models import ModelInfo
-from vidette_protocol.messages import GenerateReqInput, SamplingParams
+from vidette_protocol.ids import Vid
+from vidette_protocol.messages import ControlOutput, ControlReq, GenerateReqInput, SamplingParams
 
 T = TypeVar("T")
 
@@ -47,9 +50,19 @@ class Stream:
         return self._stream.rid
 
     @property
+    def vid(self) -> Vid:
+        """Its key from submit on; another one each time it goes on after the death of a process."""
+        return self._stream.vid
+
+    @property
     def prompt_tokens(self) -> int:
         """Length of the prompt."""
         return self._stream.prompt_tokens
+
+    @property
+    def resumed(self) -> int:
+        """How often it went on after the death of a process."""
+        return self._stream.resumed
 
     @property
     def text(self) -> str:
@@ -60,6 +73,21 @@ class Stream:
     def token_ids(self) -> tuple[int, ...]:
         """The output tokens taken so far."""
         return self._stream.token_ids
+
+    @property
+    def completion_tokens(self) -> int:
+        """Length of the output taken so far in tokens."""
+        return self._stream.completion_tokens
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next delta, or what ends the stream, can be taken without waiting."""
+        return self._stream.ready
+
+    @property
+    def done(self) -> bool:
+        """Whether the last delta, or the error in its place, was taken."""
+        return self._stream.done
 
     def __iter__(self) -> Iterator[Delta]:
         """Yield what comes, until the end.
@@ -75,8 +103,39 @@ class Stream:
         """Wait for the end, and return all of it, whatever was taken before."""
         return self._loop.call(self._stream.read)
 
+    def completion(self) -> Completion:
+        """Return all of the output, once the last delta was taken. See `vidette.Stream.completion`."""
+        return self._stream.completion()
+
     async def _next(self) -> Delta | None:
         return await anext(self._stream, None)
+
+
+class Group:
+    """The answers to a request for several, each a stream of its own; see `vidette.Group`."""
+
+    def __init__(self, group: AsyncGroup, loop: _Loop) -> None:
+        self._group = group
+        self._loop = loop
+        self.streams = tuple(Stream(stream, loop) for stream in group.streams)
+
+    @property
+    def n(self) -> int:
+        """Answers to each prompt."""
+        return self._group.n
+
+    @property
+    def single(self) -> bool:
+        """Whether one answer was asked for, to one prompt that was no list."""
+        return self._group.single
+
+    def read(self) -> list[Completion]:
+        """Wait for the end of all of them, and return them in their order. See `vidette.Group.read`."""
+        return self._loop.call(self._group.read)
+
+    def wait_ready(self) -> tuple[int, ...]:
+        """Wait until some have something to take; return their places. None: all were read to their ends."""
+        return self._loop.call(self._group.wait_ready)
 
 
 class Engine:
@@ -96,6 +155,11 @@ class Engine:
         """Most tokens of prompt and output together that one request may have."""
         return self._engine.max_total_tokens
 
+    @property
+    def draining(self) -> bool:
+        """Whether `drain()` was called: nothing new is taken, and what lives may end."""
+        return self._engine.draining
+
     @contextmanager
     def generate(
         self,
@@ -104,17 +168,26 @@ class Engine:
         sampling_params: SamplingParams | Mapping[str, object] | None = None,
         rid: str | None = None,
         on_duplicate: Literal["refuse", "replace"] = "refuse",
+        deadline_s: float | None = None,
     ) -> Iterator[Stream]:
         """Generate text; the request lives exactly as long as the block. See `vidette.Engine.generate`."""
         request = self._engine.generate(
-            prompt, sampling_params=sampling_params, rid=rid, on_duplicate=on_duplicate
+            prompt,
+            sampling_params=sampling_params,
+            rid=rid,
+            on_duplicate=on_duplicate,
+            deadline_s=deadline_s,
         )
-        stream = self._loop.enter(request)
-        try:
+        with self._loop.inside(request) as stream:
             yield Stream(stream, self._loop)
-        finally:
-            with suppress(EngineClosed):  # then the request was ended with the engine
-                self._loop.call(request.__aexit__, None, None, None)
+
+    @contextmanager
+    def generate_group(
+        self, request: GenerateReqInput, *, deadline_s: float | None = None
+    ) -> Iterator[Group]:
+        """Generate several answers, which live as long as the block. See `vidette.Engine.generate_group`."""
+        with self._loop.inside(self._engine.generate_group(request, deadline_s=deadline_s)) as group:
+            yield Group(group, self._loop)
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render a conversation with the model's template. See `vidette.Engine.render_chat`."""
@@ -131,9 +204,32 @@ class Engine:
         """Ask round the ring and return a picture as of now."""
         return self._loop.call(self._engine.heartbeat)
 
-    def freeze_gc(self) -> None:
+    def probe(self) -> None:
+        """Have one token made, as for any request. See `vidette.Engine.probe`."""
+        self._loop.call(self._engine.probe)
+
+    def freeze_gc(self, duration_s: float | None = None) -> GcReport:
         """Collect garbage once and leave what lives out of collections. See `vidette.Engine.freeze_gc`."""
-        self._loop.call(self._engine.freeze_gc)
+        return self._loop.call(self._engine.freeze_gc, duration_s)
+
+    def unfreeze_gc(self) -> GcReport:
+        """Let what was left out be collected again. See `vidette.Engine.unfreeze_gc`."""
+        return self._loop.call(self._engine.unfreeze_gc)
+
+    def abort_all(self, why: str | None = None) -> int:
+        """End all requests at once, of all threads; return how many. See `vidette.Engine.abort_all`."""
+        return self._loop.call(self._abort_all, why)
+
+    async def _abort_all(self, why: str | None) -> int:
+        return self._engine.abort_all(why)
+
+    def drain(self, seconds: float) -> int:
+        """Take nothing new, and wait for what lives, but so long at most. See `vidette.Engine.drain`."""
+        return self._loop.call(self._engine.drain, seconds)
+
+    def control(self, request: ControlReq) -> ControlOutput:
+        """Send a control message to the scheduler; return its answer. See `vidette.Engine.control`."""
+        return self._loop.call(self._engine.control, request)
 
     def wait_quiet(self) -> None:
         """Wait until no request is held anywhere."""
@@ -246,6 +342,16 @@ class _Loop:
             if not future.cancel() and not future.cancelled() and future.exception() is None:
                 self.call(manager.__aexit__, None, None, None)
             raise
+
+    @contextmanager
+    def inside(self, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
+        """Be inside of a context manager while the block runs."""
+        value = self.enter(manager)
+        try:
+            yield value
+        finally:
+            with suppress(EngineClosed):  # then the request was ended with the engine
+                self.call(manager.__aexit__, None, None, None)
 
     def _start(self, function: Callable[..., Awaitable[T]], *args: object) -> Future[T]:
         try:

@@ -66,6 +66,14 @@ class _AbortsAnother(SchedulerMachine):
         return super().abort(vid)
 
 
+class _AbortsAllOfEverybody(SchedulerMachine):
+    """Takes an abort of all requests for one of all that there are."""
+
+    def vids_up_to(self, last: Vid) -> list[Vid]:
+        del last
+        return self.vids()
+
+
 class _ForgetsEarlyAborts(SchedulerMachine):
     """Ignores an abort of a request that has not come yet."""
 
@@ -208,6 +216,14 @@ BACK_MUTANTS: Final = (
         "cancelling a request in the queue ends the one that runs",
         "core",
         TWO,
+    ),
+    mutant(
+        "abort-all-hits-other-fronts",
+        Parts(scheduler=_AbortsAllOfEverybody),
+        "sgl-project/sglang #21235, #21237 (several front ends, and what one of them asks for)",
+        "one front aborts all its requests, and those of another front end with them",
+        "abort all",
+        FRONTS._replace(abort_all=True),
     ),
     mutant(
         "early-abort-forgotten",

@@ -6,9 +6,8 @@ from typing import Final
 
 from vidette_fuzz.configurations import Maker, calls, handshake
 from vidette_fuzz.mutant import Mutant
-from vidette_protocol.errors import RemoteProtocolError
 from vidette_protocol.lifecycle.control import CallId, CallMachine, CallState
-from vidette_protocol.lifecycle.link import LinkMachine, LinkState
+from vidette_protocol.lifecycle.link import LinkEvent, LinkMachine, LinkState
 from vidette_protocol.small_worlds.calls import CallBounds, CallParts
 from vidette_protocol.small_worlds.handshake import HandshakeBounds, HandshakeParts
 
@@ -80,19 +79,54 @@ class _HasOnePlace(CallMachine):
 class _TakesAnythingFirst(LinkMachine):
     """Takes whatever comes first for the opening of the link."""
 
-    def receive(self, name: str, *, hello: bool) -> None:
-        super().receive(name, hello=hello or self.state is LinkState.OPENING)
+    def receive(self, name: str, event: LinkEvent = LinkEvent.MESSAGE) -> None:
+        super().receive(name, LinkEvent.HELLO if self.state in _BEFORE_HELLO else event)
 
 
 class _TakesAnotherHello(LinkMachine):
     """Lets whoever is at the other end introduce itself again, as somebody else."""
 
-    def receive(self, name: str, *, hello: bool) -> None:
-        try:
-            super().receive(name, hello=hello)
-        except RemoteProtocolError:
-            if self.state is LinkState.OPENING:
-                raise
+    def receive(self, name: str, event: LinkEvent = LinkEvent.MESSAGE) -> None:
+        if event is not LinkEvent.HELLO or self.state in _BEFORE_HELLO:
+            super().receive(name, event)
+
+
+class _TakesAnotherReady(LinkMachine):
+    """Lets a process say again what it is able to."""
+
+    def receive(self, name: str, event: LinkEvent = LinkEvent.MESSAGE) -> None:
+        if event is not LinkEvent.READY or self.state is not LinkState.OPEN:
+            super().receive(name, event)
+
+
+class _TakesWorkOfWhoLoads(LinkMachine):
+    """Takes what a process says before it has loaded what it needs."""
+
+    def receive(self, name: str, event: LinkEvent = LinkEvent.MESSAGE) -> None:
+        if event is not LinkEvent.MESSAGE or self.state is not LinkState.LOADING:
+            super().receive(name, event)
+
+
+class _WaitsForHelloFirst(LinkMachine):
+    """Refuses to hear of a failure from whoever has not introduced itself."""
+
+    def receive(self, name: str, event: LinkEvent = LinkEvent.MESSAGE) -> None:
+        super().receive(
+            name, LinkEvent.MESSAGE if self.state in _BEFORE_HELLO and event is LinkEvent.FAILED else event
+        )
+
+
+class _HearsTheFailed(LinkMachine):
+    """Goes on as if nothing had been said when the other end says that it failed."""
+
+    def receive(self, name: str, event: LinkEvent = LinkEvent.MESSAGE) -> None:
+        before = self.state
+        super().receive(name, event)
+        if event is LinkEvent.FAILED and before is LinkState.OPEN:
+            self.state = before
+
+
+_BEFORE_HELLO: Final = (LinkState.OPENING, LinkState.STARTING)
 
 
 def _calls(machine: type[CallMachine], small: CallBounds) -> tuple[Maker, Maker]:
@@ -100,11 +134,11 @@ def _calls(machine: type[CallMachine], small: CallBounds) -> tuple[Maker, Maker]
     return calls(small, parts), calls(_LARGE, parts)
 
 
-def _handshake(machine: type[LinkMachine]) -> tuple[Maker, Maker]:
+def _handshake(machine: type[LinkMachine], *, behaves: int = 0) -> tuple[Maker, Maker]:
     parts = HandshakeParts(machine)
-    return handshake(HandshakeBounds(misbehaves=True), parts), handshake(
-        HandshakeBounds(messages=8, misbehaves=True), parts
-    )
+    small = HandshakeBounds(messages=4, misbehaves=True, loads=True)
+    large = small._replace(messages=8, behaves=behaves, closes=False)
+    return handshake(small, parts), handshake(large, parts)
 
 
 _TWO: Final = CallBounds(calls=2)
@@ -170,6 +204,34 @@ CALL_MUTANTS: Final = (
         "what somebody says who never said who it is is delivered",
         _HANDSHAKE,
         *_handshake(_TakesAnythingFirst),
+    ),
+    Mutant(
+        "message-before-ready",
+        "sgl-project/sglang #39689 (a worker is counted on before it listens)",
+        "what a process says before it is ready is taken for an answer",
+        _HANDSHAKE,
+        *_handshake(_TakesWorkOfWhoLoads),
+    ),
+    Mutant(
+        "failure-before-hello-refused",
+        "sgl-project/sglang, the start-up pipe (a child that dies before it is ready hangs its parent)",
+        "a process cannot even say Hello, and instead of why, its parent says that it broke the protocol",
+        _HANDSHAKE,
+        *_handshake(_WaitsForHelloFirst),
+    ),
+    Mutant(
+        "heard-after-failed",
+        "sgl-project/sglang #22779, #4191 (one that is dead is thought to be healthy)",
+        "a process has said that it failed, and what it says further is believed",
+        _HANDSHAKE,
+        *_handshake(_HearsTheFailed, behaves=3),
+    ),
+    Mutant(
+        "second-ready-taken",
+        "monero-project/monero #11156 (a second handshake on the same connection)",
+        "a process says twice what it is able to, and both are believed",
+        _HANDSHAKE,
+        *_handshake(_TakesAnotherReady, behaves=2),
     ),
     Mutant(
         "second-hello-taken",

@@ -62,6 +62,7 @@ def ring(bounds: RingBounds, parts: RingParts = RingParts()) -> Maker:  # noqa: 
 
 CORE: Final = Bounds(rids=2, uses=2, tokens=2, chunks=1, split_senders=True)
 GROUPS: Final = Bounds(rids=2, uses=2, tokens=2, replace=True, group=2)
+ALL: Final = Bounds(rids=2, uses=2, tokens=1, fronts=2, abort_all=True)
 DEADLINES: Final = Bounds(rids=2, uses=2, tokens=2, deadlines=True)
 DEATH: Final = Bounds(rids=1, uses=2, tokens=2, losses=1, resume=True)
 RETRACTION: Final = Bounds(rids=1, uses=2, tokens=2, chunks=1, retractions=2)
@@ -69,7 +70,7 @@ TWO: Final = Bounds(rids=1, uses=2, tokens=1, fronts=2, replicas=2, split_sender
 BEFORE: Final = Bounds(rids=1, uses=3, tokens=2)
 AFTER: Final = Bounds(rids=1, uses=5, tokens=2, reuse_at_once=False)
 CALLS: Final = CallBounds(calls=3, fronts=2, deaths=1)
-MISBEHAVING: Final = HandshakeBounds(messages=3, misbehaves=True)
+MISBEHAVING: Final = HandshakeBounds(messages=4, misbehaves=True, loads=True)
 ARENA: Final = CreditBounds(arena=2, messages=((1, 1), (2,)), slices=True, deaths=1, producer_dies=True)
 MANY_BUFFERS: Final = ((1, 1), (2,), (1,), (1, 2), (3,), (1, 1, 1), (6,), (2, 2), (1,), (1, 1))
 RING: Final = RingBounds(callers=3, tokens=2)
@@ -88,6 +89,13 @@ _ALL: Final = (
         requests(GROUPS),
         requests(GROUPS._replace(uses=3)),
         requests(GROUPS._replace(rids=4, uses=12, tokens=3)),
+    ),
+    Configuration(
+        "abort all",
+        "all requests of a front are aborted at once, those included that were not sent yet; no other's are",
+        requests(ALL),
+        requests(ALL._replace(uses=3, group=2, losses=1, resume=True)),
+        requests(ALL._replace(rids=3, uses=12, tokens=3, replicas=2, group=2, losses=2, resume=True)),
     ),
     Configuration(
         "deadlines",
@@ -140,7 +148,7 @@ _ALL: Final = (
     ),
     Configuration(
         "handshake",
-        "two ends of a link open it at once, one says things out of turn, either closes at any moment",
+        "two ends open a link at once; one loads, or fails, or speaks out of turn; either closes any time",
         handshake(MISBEHAVING),
         handshake(MISBEHAVING._replace(messages=6)),
         handshake(MISBEHAVING._replace(messages=12)),

@@ -9,7 +9,7 @@ from vidette_fuzz.configurations import requests
 from vidette_fuzz.mutant import Mutant
 from vidette_protocol.errors import DuplicateRid
 from vidette_protocol.ids import Rid, Vid
-from vidette_protocol.lifecycle import End, FrontMachine, FrontState, How, Move, Replaced
+from vidette_protocol.lifecycle import AbortedAll, End, FrontMachine, FrontState, How, Move, Replaced
 from vidette_protocol.world import Bounds, Parts
 
 
@@ -125,6 +125,18 @@ class _RefusesToReplace(FrontMachine):
         return super().replace(rid)
 
 
+class _AbortsAllThatWereSent(FrontMachine):
+    """Aborts what the scheduler knows of; what is being tokenised is sent a little later."""
+
+    def abort_all(self) -> AbortedAll:
+        unsent = {vid: entry for vid, entry in self._live.items() if entry.state is FrontState.NEW}
+        for vid in unsent:
+            del self._live[vid]
+        aborted = super().abort_all()
+        self._live.update(unsent)
+        return aborted
+
+
 # --- death ----------------------------------------------------------------------------------------------
 
 
@@ -177,6 +189,7 @@ SPLIT: Final = SMALL._replace(split_senders=True)
 TWO: Final = SMALL._replace(rids=2)
 GROUP: Final = TWO._replace(group=2)
 REPLACE: Final = SMALL._replace(replace=True)
+ALL: Final = SMALL._replace(abort_all=True)
 LOSS: Final = SMALL._replace(losses=1)
 RESUME: Final = LOSS._replace(resume=True)
 FRONTS: Final = SMALL._replace(fronts=2)
@@ -287,6 +300,14 @@ FRONT_MUTANTS: Final = (
         "a request cannot take the rid of one that nobody waits for any more",
         "replace and groups",
         REPLACE,
+    ),
+    mutant(
+        "abort-all-misses-the-unsent",
+        Parts(front=_AbortsAllThatWereSent),
+        "sgl-project/sglang #35255 (an abort while the request is tokenised is lost)",
+        "all requests are aborted, and one that is being tokenised is sent and runs",
+        "abort all",
+        ALL,
     ),
     mutant(
         "one-death-ends-all",

@@ -8,6 +8,7 @@ program reads as a story: `state.submit(action=submit r1)`, `state.send(action=s
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import ClassVar, Final, TypeVar
 
@@ -27,6 +28,7 @@ LARGE: Final = Bounds(
     replicas=2,
     replace=True,
     group=2,
+    abort_all=True,
     split_senders=True,
     chunks=1,
     deadlines=True,
@@ -138,6 +140,12 @@ class LifecycleMachine(History):
         if hurry:
             for overtaking in self.possible("overtaking abort arrives"):
                 self.happen(overtaking)
+
+    @precondition(_can("abort all"))
+    @rule(action=_one("abort all"))
+    def abort_all(self, action: Action) -> None:
+        """All requests of a front are aborted at once."""
+        self.happen(action)
 
     @precondition(_can("loss is noticed"))
     @rule(action=_one("loss is noticed"))
@@ -272,7 +280,7 @@ def run_lifecycle(
         return run_walk(make, seconds, seed, kind=kind_of(make), shrink=shrink, clock=clock)
     makers = [requests(LARGE), *(configuration.large for configuration in CONFIGURATIONS.values())]
     began = clock()
-    histories = 0
+    histories, faults = 0, Counter[str]()
     for number, each in enumerate(makers):
         left = seconds - (clock() - began)
         if number and left <= 0:
@@ -280,6 +288,7 @@ def run_lifecycle(
         share = left / (len(makers) - number)
         report = run_walk(each, share, seed, kind=kind_of(each), shrink=shrink, clock=clock)
         histories += report.histories
+        faults += report.faults
         if report.violations:
-            return WalkReport(histories, report.violations)
-    return WalkReport(histories, ())
+            return WalkReport(histories, report.violations, faults)
+    return WalkReport(histories, (), faults)

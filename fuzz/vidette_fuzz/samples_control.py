@@ -28,6 +28,7 @@ from vidette_protocol.messages import (
     FlushCacheReqInput,
     FlushCacheReqOutput,
     FreezeGCReq,
+    GcState,
     GetInternalStateReq,
     GetInternalStateReqOutput,
     HeartbeatReq,
@@ -96,6 +97,10 @@ _LINKS: Final[dict[str, Message]] = {
     "heartbeat-asked": HeartbeatReq(id=7, floor=_FRONT_1),
     "heartbeat-answered": HeartbeatReq(id=7, floor=_FRONT_1, scheduler=_LEDGER, detokenizer_open=2),
     "freeze-gc": FreezeGCReq(id=9),
+    "freeze-gc-answered": FreezeGCReq(
+        id=9, duration_s=60.0, scheduler=GcState(0.25, 210_000), detokenizer=GcState(0.125, 90_000)
+    ),
+    "unfreeze-gc": FreezeGCReq(id=10, unfreeze=True),
     "shutdown": ShutdownReq(),
     "arena-offer": ArenaOffer(nbytes=1 << 30),
     "arena-credit": ArenaCredit(packed_places=pack_i64([0, 1 << 40])),

@@ -11,6 +11,7 @@ that a failing program reads as a story.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, NamedTuple, NoReturn
 
@@ -35,6 +36,14 @@ STEPS: Final = 80
 """Most actions of a history, before it is brought to its end."""
 MOST_DRAINED: Final = 2000
 """A history that is not at its end after so many actions without new work never will be."""
+FAULTS: Final = frozenset(
+    {
+        *("leave", "replace", "group is refused", "abort all", "overtaking abort arrives"),
+        *("reject", "expire", "retract", "replica is lost"),
+        *("die", "close", "give up", "leave the block", "arrive and drop", "consumer dies", "producer dies"),
+    }
+)
+"""Actions of the worlds that are no part of an undisturbed life: who leaves, dies, is late or is refused."""
 
 
 class RuleBroken(AssertionError):  # noqa: N818  it is a finding
@@ -51,10 +60,12 @@ class WalkReport(NamedTuple):
     Args:
         histories: how many were walked to their end.
         violations: those that broke a rule; the walk stops at the first.
+        faults: what happened in them that is one of FAULTS, by its name.
     """
 
     histories: int
     violations: tuple[Counterexample, ...]
+    faults: Counter[str]
 
 
 class History(RuleBasedStateMachine):
@@ -164,12 +175,13 @@ def run_walk(
             not to be explained.
         clock: what the seconds are read from.
     """
-    histories = 0
+    histories, faults = 0, Counter[str]()
     walk = walk_of(make, kind)
 
     def teardown(history: History) -> None:
         nonlocal histories
         histories += 1
+        faults.update(action.name for action in history.actions if action.name in FAULTS)
         walk.teardown(history)
 
     counted = type("Counted", (walk,), {"teardown": teardown})
@@ -180,9 +192,9 @@ def run_walk(
         try:
             run_state_machine_as_test(hypothesis.seed(number)(counted), settings=_settings(phases))
         except RuleBroken as broken:
-            return WalkReport(histories, (broken.counterexample,))
+            return WalkReport(histories, (broken.counterexample,), faults)
         if clock() - began >= seconds:
-            return WalkReport(histories, ())
+            return WalkReport(histories, (), faults)
         # Seeds of a round are far from those of the next run, which is likely to be started with seed + 1.
         number += 1_000_003
 

@@ -45,11 +45,17 @@ class Command:
 
     def find_children(self, count: int) -> None:
         """Find the processes that it has started."""
+        self.look_for_children()
+        assert len(self.children) == count
+
+    def look_for_children(self) -> None:
+        """Find those processes that it has started by now."""
+        while self.children:
+            os.close(self.children.pop())
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 if int(stat.read_text().rpartition(")")[2].split()[1]) == self.process.pid:
                     self.children.append(os.pidfd_open(int(stat.parent.name)))
-        assert len(self.children) == count
 
     def signal(self, signum: signal.Signals) -> None:
         """Send a signal."""

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tests.cli.conftest import Commands
+from vidette.cli import main
 
 CONTRACT = {
     *("rtt_100kb_us", "rtt_1mb_us", "rtt_10mb_us", "nested_ext_vs_prefixed_ext", "request_codec_vs_pickle4"),
@@ -63,3 +64,18 @@ def test_what_is_missing_is_bad_usage_and_said() -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == "vidette: zmq is not installed; `pip install vidette[bench]` adds it\n"
+
+
+def test_idleness_is_measured_in_each_topology(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "idle", "--seconds", "0.1", "--runs", "2", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["command"] == "bench idle"
+    checks = {check["name"]: check for check in report["checks"]}
+    assert list(checks) == ["idle_cpu_percent_inline", "idle_cpu_percent_processes"]
+    assert all((check["unit"], check["runs"]) == ("%", 2) for check in checks.values())
+
+
+@pytest.mark.parametrize("seconds", ["0", "nan", "-1"])
+def test_no_time_is_bad_usage(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "idle", f"--seconds={seconds}"]) == 2
+    assert "is no time in seconds" in capsys.readouterr().err

@@ -38,11 +38,24 @@ def test_every_mutant_is_caught(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_random_histories_and_frames_break_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fuzz", "lifecycle", "--seconds", "1", "--seed", "3", "--json"]) == 0
-    assert checks(capsys)["histories"] > 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = {check["name"]: check["value"] for check in report["checks"]}
+    assert found.keys() == {"histories", "simulated_s", "faults", "violations"}
+    assert found["histories"] > 0
+    assert found["violations"] == 0
+    assert found["faults"] == sum(report["faults"].values()) > 0
+    assert report["faults"]["leave"] > 0
     assert main(["fuzz", "codec", "--seconds", "0.5", "--json"]) == 0
     assert checks(capsys)["frames"] > 0
     assert main(["fuzz", "codec", "--seconds", "0", "--frames", "25000", "--json"]) == 0
     assert checks(capsys)["frames"] == 40_000  # whole rounds
+
+
+@pytest.mark.long
+def test_every_mutant_is_caught_by_random_histories(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuzz", "lifecycle", "--seconds", "30", "--mutant", "all", "--json"]) == 0
+    found = checks(capsys)
+    assert found["mutants"] == found["killed"] > 10
 
 
 def test_a_mutant_nobody_knows_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:

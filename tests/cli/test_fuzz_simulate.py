@@ -18,12 +18,15 @@ def checks(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
 
 def test_histories_break_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fuzz", "simulate", "--seconds", "0.5", "--seed", "7", "--json"]) == 0
-    found = checks(capsys)
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = {check["name"]: check["value"] for check in report["checks"]}
+    assert {"histories", "simulated_s", "faults", "violations"} <= found.keys()
     assert found["histories"] > 0
     assert found["simulated_s"] > 0
     assert found["violations"] == 0
-    kinds = [value for name, value in found.items() if name.startswith("faults_")]
-    assert found["faults"] == sum(kinds) > 0
+    kinds = {name.removeprefix("faults_"): found[name] for name in found if name.startswith("faults_")}
+    assert report["faults"] == kinds
+    assert found["faults"] == sum(kinds.values()) > 0
 
 
 def test_a_mutant_is_caught_and_can_be_replayed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,3 +44,10 @@ def test_a_mutant_is_caught_and_can_be_replayed(capsys: pytest.CaptureFixture[st
 def test_a_mutant_nobody_knows_is_bad_usage(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fuzz", *command, "--mutant", "nobody"]) == 2
     assert MUTANT in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_every_mutant_is_caught(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuzz", "simulate", "--seconds", "60", "--mutant", "all", "--json"]) == 0
+    found = checks(capsys)
+    assert found["mutants"] == found["killed"] > 5

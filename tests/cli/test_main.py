@@ -108,16 +108,33 @@ class TestSignals:
 
         assert run(program, backend=backend) == 0  # type: ignore[arg-type]
 
-    def test_the_second_one_cancels_it_all_the_same(self, backend: str, signum: signal.Signals) -> None:
+    def test_the_second_one_waits_for_nothing(self, backend: str, signum: signal.Signals) -> None:
+        """Not even for the loop: a program that is stuck, or shielded, is left like any other."""
+        left: list[int] = []
+
         async def program(stop: Stop) -> int:
             stop.defer()
             os.kill(os.getpid(), signum)
-            await stop.asked.wait()
+            while not stop.signum:
+                pass
             os.kill(os.getpid(), signum)
-            await anyio.sleep_forever()
+            while not left:
+                pass
+            assert not stop.asked.is_set()  # the loop has not turned
             return 0
 
-        assert run(program, backend=backend) == 128 + signum  # type: ignore[arg-type]
+        assert run(program, backend=backend, leave=left.append) == 0  # type: ignore[arg-type]
+        assert left == [128 + signum]
+
+    def test_handlers_are_put_back(self, backend: str, signum: signal.Signals) -> None:
+        before = signal.getsignal(signum)
+
+        async def program(stop: Stop) -> int:
+            assert signal.getsignal(signum) is not before
+            return 7
+
+        assert run(program, backend=backend) == 7  # type: ignore[arg-type]
+        assert signal.getsignal(signum) is before
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LIMITS = ROOT / "docs/reference/limits.md"
 
-NO_LIMITS = {"model", "topology", "threads", "front_id", "capture", "supervision"}
+NO_LIMITS = {"model", "topology", "threads", "front_id", "capture", "supervision", "watchdog"}
 """Options of an engine that bound nothing."""
 
 
@@ -83,7 +83,8 @@ def test_limits_are_decided_where_the_page_says(section: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["reference/lifecycle.md", "protocol.md", "reference/messages.md", "reference/mutants.md"]
+    "name",
+    ["reference/lifecycle.md", "design.md", "protocol.md", "reference/messages.md", "reference/mutants.md"],
 )
 def test_pages_are_drawn_from_what_the_code_runs_on(name: str) -> None:
     made = runpy.run_path(str(ROOT / "docs/make_reference.py"))

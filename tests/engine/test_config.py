@@ -20,6 +20,7 @@ TOO_MANY = (
     "advances in each step"
 )
 FINITE = "it must be 0 seconds or more, and finite"
+POSITIVE = "it must be more than 0 seconds, and finite"
 
 
 def test_the_defaults_make_sense() -> None:
@@ -41,6 +42,7 @@ def test_a_pool_has_room_for_what_was_asked_and_no_block_more(kv_tokens: int) ->
         {"topology": "processes"},
         {"front_id": MAX_FRONT_ID},
         {"start_timeout": 0.0, "stop_timeout": 1e9},
+        {"watchdog": "restart", "stall_timeout": 1e-9, "hang_timeout": 1e9},
         {"supervision": "restart", "max_restarts": 0, "restart_delay": 0.0, "max_restart_delay": 0.0},
     ],
 )
@@ -55,6 +57,7 @@ def test_what_is_just_within_bounds_is_accepted(options: dict[str, Any]) -> None
         ({"step_tokens": -5}, "step_tokens", "step_tokens is -5; it must be at least 1"),
         ({"max_running": 0}, "max_running", "max_running is 0; it must be at least 1"),
         ({"max_requests": 0}, "max_requests", "max_requests is 0; it must be at least 1"),
+        ({"max_queued_tokens": 0}, "max_queued_tokens", "max_queued_tokens is 0; it must be at least 1"),
         ({"max_running": 257}, "max_running", TOO_MANY),
         ({"topology": "rings"}, "topology", "topology is 'rings'; it must be 'processes' or 'inline'"),
         (
@@ -62,6 +65,10 @@ def test_what_is_just_within_bounds_is_accepted(options: dict[str, Any]) -> None
             "supervision",
             "supervision is 'hope'; it must be 'fail' or 'restart'",
         ),
+        ({"watchdog": "bark"}, "watchdog", "watchdog is 'bark'; it must be 'report' or 'restart'"),
+        ({"stall_timeout": 0.0}, "stall_timeout", f"stall_timeout is 0.0; {POSITIVE}"),
+        ({"hang_timeout": math.inf}, "hang_timeout", f"hang_timeout is inf; {POSITIVE}"),
+        ({"hang_timeout": math.nan}, "hang_timeout", f"hang_timeout is nan; {POSITIVE}"),
         ({"max_restarts": -1}, "max_restarts", "max_restarts is -1; it must be 0 or more"),
         ({"restart_delay": -0.1}, "restart_delay", f"restart_delay is -0.1; {FINITE}"),
         ({"max_restart_delay": math.nan}, "max_restart_delay", f"max_restart_delay is nan; {FINITE}"),

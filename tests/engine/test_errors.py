@@ -10,9 +10,12 @@ from vidette.errors import (
     DuplicateRequest,
     EngineBroken,
     EngineClosed,
+    EngineDraining,
     Error,
     ModelError,
     Overloaded,
+    PromptTimeout,
+    RequestAborted,
     RequestError,
     RequestReplaced,
     UsageError,
@@ -25,9 +28,12 @@ TREE: dict[type[Error], tuple[type[Exception], int, str]] = {
     DuplicateRequest: (UsageError, 409, "invalid_request_error"),
     Overloaded: (Error, 429, "rate_limit_error"),
     RequestError: (Error, 500, "internal_error"),
+    PromptTimeout: (RequestError, 504, "timeout_error"),
     RequestReplaced: (RequestError, 409, "invalid_request_error"),
+    RequestAborted: (RequestError, 503, "service_unavailable"),
     ModelError: (Error, 500, "internal_error"),
     EngineClosed: (Error, 503, "service_unavailable"),
+    EngineDraining: (EngineClosed, 503, "service_unavailable"),
     EngineBroken: (Error, 503, "service_unavailable"),
 }
 
@@ -54,6 +60,19 @@ def test_a_usage_error_is_a_value_error_that_names_the_field() -> None:
     assert isinstance(error, ValueError)
     assert (str(error), error.param, error.code) == ("top_k is 0", "top_k", "bad")
     assert (UsageError("no").param, UsageError("no").code) == (None, None)
+
+
+def test_one_that_was_aborted_with_all_others_says_why() -> None:
+    assert str(RequestAborted("mine")) == "request 'mine' was ended, as all requests were"
+    assert (
+        str(RequestAborted("mine", "it is late"))
+        == "request 'mine' was ended, as all requests were: it is late"
+    )
+
+
+def test_one_that_drains_says_when_to_try_again() -> None:
+    assert EngineDraining("no").retry_after == 1.0
+    assert EngineDraining("no", retry_after=7.5).retry_after == 7.5
 
 
 def test_a_duplicate_names_the_rid() -> None:

@@ -49,6 +49,7 @@ def test_it_streams_reads_and_leaves_nothing(backend: Literal["asyncio", "trio"]
         assert stream.token_ids == completion.token_ids
         engine.wait_quiet()
         assert engine.heartbeat().ledgers.total() == 0
+        engine.probe()
         assert engine.render_chat([{"role": "user", "content": "hi"}])
         assert engine.info.name == "toy"
         assert engine.max_total_tokens > 0

@@ -38,6 +38,7 @@ def test_the_configurations_are_those_that_were_agreed() -> None:
     assert {
         "core",
         "replace and groups",
+        "abort all",
         "deadlines",
         "process death and resume",
         "retraction",

@@ -74,7 +74,8 @@ def test_a_world_that_never_becomes_quiescent_is_caught() -> None:
 def test_a_run_without_a_world_walks_all_of_them_as_far_as_the_time_allows() -> None:
     report = run_lifecycle(0, seed=3)
     assert report.violations == ()
-    assert 0 < report.histories < 2 * HISTORIES_A_ROUND
+    # One round of one world: Hypothesis gives up after ten times as many, those included that grow too long.
+    assert 0 < report.histories <= 10 * HISTORIES_A_ROUND
     slow = run_lifecycle(3, seed=3, clock=ticking())
     assert slow.violations == ()
     assert slow.histories > report.histories

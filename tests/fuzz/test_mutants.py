@@ -35,6 +35,7 @@ SHORTEST = {
     "replaced-not-told": (2, WAITS.format(0)),
     "successor-aborted": (8, WAITS.format(1)),
     "replacing-refused": (2, "DuplicateRid: rid 'r1' is live"),
+    "abort-all-misses-the-unsent": (2, "9: the caller of vid 0 is not told that all were aborted"),
     "one-death-ends-all": (3, "9: the caller of vid 0 is told of the death of another's replica"),
     "resumed-for-nobody": (5, FRONT_HOLDS),
     "silent-not-resumed": (4, "9: the caller of vid 0 waits for a replica that is dead"),
@@ -53,6 +54,10 @@ SHORTEST = {
         "RemoteProtocolError: vid 0 is over (ended), nothing of it can follow",
     ),
     "abort-hits-another": (11, LAUNCHED_AFTER_ABORT),
+    "abort-all-hits-other-fronts": (
+        10,
+        "RemoteProtocolError: vid 0 is sent: its end answers an abort that was not sent",
+    ),
     "early-abort-forgotten": (6, LAUNCHED_AFTER_ABORT),
     "tombstones-never-die": (8, "7: the memory of overtaking aborts still holds 1 at quiescence"),
     "floor-of-another-front": (11, LAUNCHED_AFTER_ABORT),

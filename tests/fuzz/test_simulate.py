@@ -23,7 +23,7 @@ from vidette_protocol.messages import SamplingParams, TokenizedGenerateReqInput
 HISTORIES = 30
 KINDS = {
     *("cancel", "close", "coalesce", "delay", "kill", "leave", "restart"),
-    *("slow_reader", "slow_step", "split", "stall"),
+    *("front_stall", "full", "slow_reader", "slow_step", "split", "stall"),
 }
 
 

@@ -2,18 +2,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from random import Random
 from typing import NamedTuple, Self
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from vidette_fuzz.configurations import requests
+from vidette_fuzz.configurations import CONFIGURATIONS, requests
 from vidette_fuzz.front_mutants import SMALL
 from vidette_fuzz.machines import LifecycleMachine
 from vidette_fuzz.mutants import MUTANTS
 from vidette_fuzz.stories import replay
-from vidette_fuzz.walks import HISTORIES_A_ROUND, RuleBroken, Walk, run_walk, walk_of
+from vidette_fuzz.walks import FAULTS, HISTORIES_A_ROUND, RuleBroken, Walk, run_walk, walk_of
 
 
 def ticking() -> Callable[[], float]:
@@ -119,3 +120,27 @@ def test_a_broken_rule_fails_the_test_of_a_machine_with_its_story() -> None:
 
 def test_requests_can_be_walked_as_any_world() -> None:
     assert run_walk(requests(SMALL), seconds=0).violations == ()
+
+
+def test_faults_are_counted_by_the_names_of_actions() -> None:
+    report = run_walk(requests(SMALL), seconds=0)
+    assert report.faults["leave"] > 0
+    assert report.faults.keys() <= FAULTS
+
+
+def test_every_fault_can_happen_somewhere() -> None:
+    """A fault under a name that no world has would never be counted."""
+    random = Random(1)
+    missing = set(FAULTS)
+    makers = [make for each in CONFIGURATIONS.values() for make in (each.large, each.short)]
+    for make in makers * 10:
+        world = make()
+        for _ in range(60):
+            enabled = world.enabled()
+            if not enabled:
+                break
+            missing -= {action.name for action in enabled}
+            world = world.apply(random.choice(enabled))
+        if not missing:
+            return
+    assert not missing

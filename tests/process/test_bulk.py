@@ -62,7 +62,8 @@ def checksum(value):
 async def main():
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     codec = Codec(sends=[Parcel, Receipt], receives=[Parcel, Receipt], bulk=True)
-    link = Link(channel, codec, role="child", peer="parent", bulk=BulkOptions(arena_bytes={4 * NBYTES}))
+    bulk = BulkOptions(arena_bytes={4 * NBYTES})
+    link = Link(channel, codec, role="child", peer="parent", bulk=bulk, opened=True)
     kept = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(link.run_writer)
@@ -136,7 +137,7 @@ def start_child(backend: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
 async def started(backend: str) -> AsyncIterator[Parent]:
     child, ours = start_child(backend)
     codec = Codec(sends=[Parcel, Receipt], receives=[Parcel, Receipt], bulk=True)
-    link = Link(Channel(ours), codec, role="parent", peer="child", bulk=OPTIONS)
+    link = Link(Channel(ours), codec, role="parent", peer="child", bulk=OPTIONS, opened=True)
     try:
         with anyio.fail_after(DEADLINE):
             async with anyio.create_task_group() as tasks:

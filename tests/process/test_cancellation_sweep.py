@@ -20,6 +20,7 @@ from vidette import (
     DuplicateRequest,
     Engine,
     GenerateReqInput,
+    RequestAborted,
     RequestReplaced,
     SamplingParams,
     Stream,
@@ -141,6 +142,14 @@ async def quiet_behind_a_request(engine: Engine) -> None:
     await engine.wait_quiet()
 
 
+async def abort_all_and_wait(engine: Engine) -> None:
+    async with engine.generate("hello", rid="swept", sampling_params={"max_new_tokens": 4000}) as stream:
+        engine.abort_all()
+        with suppress(RequestAborted):
+            await stream.read()
+    await engine.wait_quiet()
+
+
 OPERATIONS: dict[str, tuple[Operation, int]] = {
     "generate and read": (generate_and_read, 3),
     "generate from ids": (generate_from_ids, 2),
@@ -154,7 +163,9 @@ OPERATIONS: dict[str, tuple[Operation, int]] = {
     "render a chat, and generate": (render_and_generate, 4),
     "wait until all is quiet": (quiet_behind_a_request, 3),
     "heartbeat": (lambda engine: engine.heartbeat(), 1),
-    "freeze": (lambda engine: engine.freeze_gc(), 1),
+    "freeze": (lambda engine: engine.freeze_gc(duration_s=0.01), 1),
+    "unfreeze": (lambda engine: engine.unfreeze_gc(), 1),
+    "abort all": (abort_all_and_wait, 3),
     "control": (lambda engine: engine.control(GetInternalStateReq(id=0)), 1),
     "control with a deadline": (lambda engine: engine.control(GetInternalStateReq(id=0, deadline_s=9.0)), 1),
     "control that is refused": (lambda engine: engine.control(FlushCacheReqInput(id=0, timeout_s=1.0)), 1),
@@ -189,6 +200,27 @@ async def test_a_request_that_is_not_left_is_found(engine: Engine) -> None:
         (block,) = blocks
         await block.__aexit__(None, None, None)
         await check_free_and_answering(engine)
+
+
+async def test_whenever_draining_is_cancelled_requests_go_on_or_are_ended(anyio_backend: object) -> None:
+    """It has no way back, so each time it is another engine that is drained."""
+
+    async def drain_and_read() -> None:
+        async with open_engine("toy") as engine:
+            async with engine.generate("hello", sampling_params={"max_new_tokens": 4000}) as stream:
+                try:
+                    await engine.drain(0.001)
+                finally:
+                    assert engine.draining
+                with suppress(RequestAborted):
+                    await stream.read()
+            await wait_quiescent(engine)
+
+    async def check() -> None:
+        await anyio.lowlevel.checkpoint()
+
+    with anyio.fail_after(DEADLINE):
+        assert await sweep(drain_and_read, check, limit=100, stride=3) >= 5
 
 
 # --- the engine itself -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from tests.process.conftest import DEADLINE, wait_gone
 from vidette import Completion, Engine, EngineBroken, SamplingParams, Stream, open_engine
-from vidette.testing import wait_quiescent
+from vidette.testing import storm, wait_quiescent
 from vidette.testing.crash import Victim, run_crash
 from vidette.testing.storm import run_storm
 
@@ -90,10 +91,7 @@ async def test_a_death_while_it_starts_again_is_another_one() -> None:
             async with engine.generate("hello", sampling_params={**SHORT, **SLOW}) as stream:
                 await read_tokens(stream, 3)
                 os.kill(pid_of(engine, "scheduler"), signal.SIGKILL)
-                while (
-                    engine.statistics().incarnation == 0
-                    or not (starting := engine.statistics().processes)[0].incarnation
-                ):
+                while engine.statistics().incarnation == 0 or not (starting := engine.statistics().processes):
                     await anyio.lowlevel.checkpoint()
                 os.kill(starting[0].pid, signal.SIGKILL)
                 completion = await stream.read()
@@ -189,33 +187,31 @@ async def test_an_engine_that_starts_again_can_be_closed() -> None:
         assert count_descriptors() <= descriptors + 1  # the loop's own may come late
 
 
-@pytest.mark.long
-async def test_a_storm_with_deaths_leaves_nothing() -> None:
-    over = anyio.Event()
-
-    async def kill(engine: Engine) -> None:
-        for victim in ("scheduler", "detokenizer", "scheduler"):
-            submitted = engine.statistics().totals.submitted
-            while engine.statistics().totals.submitted < submitted + 20:
-                if over.is_set():
-                    return
-                await anyio.lowlevel.checkpoint()
-            os.kill(pid_of(engine, victim), signal.SIGKILL)
-            await wait_lost(engine)
-            await engine.wait_turning()
-
+async def test_a_storm_with_a_death_leaves_nothing(anyio_backend_name: str) -> None:
+    seed, victim = {"asyncio": (8, "scheduler"), "trio": (7, "detokenizer")}[anyio_backend_name]
     with anyio.fail_after(2 * LONG):
         async with open_engine("toy", kv_tokens=4096, **RESTARTING) as engine:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(kill, engine)
-                outcome = await run_storm(engine, requests=300, cancel=0.5, seed=7)
-                over.set()
+            outcome = await run_storm(engine, requests=120, cancel=0.5, seed=seed, kill_every=70)
             assert outcome.errors == []
-            assert outcome.finished + outcome.cancelled == 300
+            assert outcome.finished + outcome.cancelled == 120
+            assert outcome.killed == [victim]
+            assert outcome.resumed > 0
             statistics = await wait_quiescent(engine)
-            assert statistics.restarts >= 1
-            assert statistics.totals.resumed > 0
+            assert statistics.restarts == 1
+            assert statistics.totals.resumed >= outcome.resumed
             assert (await answer(engine)).completion_tokens == 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_great_storm_with_deaths(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = "--requests 10000 --cancel 0.5 --kill-every 2000 --model toy --json --backend"
+    assert storm.main([*command.split(), backend]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    values = {check["name"]: check["value"] for check in report["checks"]}
+    assert values["finished"] + values["cancelled"] == 10_000
+    assert (values["errors"], values["leaks"], values["kills"]) == (0, 0, 5)
+    assert set(report["ledgers"].values()) == {0}
 
 
 async def test_a_role_that_fails_in_this_process_is_started_again() -> None:

@@ -21,6 +21,7 @@ async def the_library() -> None:
         assert_type(engine.statistics(), vidette.Statistics)
         assert_type(engine.statistics().ledgers.total(), int)
         assert_type(await engine.heartbeat(), vidette.Statistics)
+        assert_type(engine.statistics().health, vidette.Health)
         assert_type(await engine.wait_broken(), vidette.EngineBroken)
         assert_type(await engine.render_chat([{"role": "user", "content": "hi"}]), str)
         request = engine.generate("text", sampling_params={"max_new_tokens": 1})

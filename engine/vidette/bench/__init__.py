@@ -14,4 +14,5 @@ Every number comes with an honest baseline, measured in the same run, in turns w
 - `zeromq`      ZeroMQ as others use it
 - `trips`       messages there and back, and many of them one way
 - `handover`    a tensor for another process
+- `idle`        CPU time of an engine that has nothing to do
 """

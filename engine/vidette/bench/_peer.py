@@ -29,8 +29,8 @@ class Worker:
 
     def __init__(self, channels: dict[str, Channel], sockets: ZmqSockets) -> None:
         self._answers = channels[CONTROL]
-        self._control = Link(self._answers, control_codec(), role="peer", peer="bench")
-        self._link = Link(channels[LINK], load_codec(), role="peer", peer="bench")
+        self._control = Link(self._answers, control_codec(), role="peer", peer="bench", opened=True)
+        self._link = Link(channels[LINK], load_codec(), role="peer", peer="bench", opened=True)
         self._bytes = channels[BYTES]
         self._frames = channels[FRAMES]
         self._sockets = sockets

@@ -61,7 +61,7 @@ class Peer:
         self, control: Channel, link: Link, channel: Channel, sink: Sink, sockets: ZmqSockets
     ) -> None:
         self._tasks = control
-        self._control = Link(control, control_codec(), role="bench", peer="peer")
+        self._control = Link(control, control_codec(), role="bench", peer="peer", opened=True)
         self.link = link
         self.channel = channel
         self.sink = sink
@@ -123,7 +123,7 @@ async def open_peer() -> AsyncGenerator[Peer]:
         )
         stack.callback(child.close)
         sockets = stack.enter_context(ZmqSockets(folder, serves=False))
-        link = Link(Channel(ours[LINK]), load_codec(), role="bench", peer="peer")
+        link = Link(Channel(ours[LINK]), load_codec(), role="bench", peer="peer", opened=True)
         stack.callback(link.release)
         channel = Channel(ours[BYTES])
         async with anyio.create_task_group() as tasks:

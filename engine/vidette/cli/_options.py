@@ -11,9 +11,13 @@ ENGINE_OPTIONS = (
     "step_tokens",
     "max_running",
     "max_requests",
+    "max_queued_tokens",
     "threads",
     "capture",
     "supervision",
+    "watchdog",
+    "hang_timeout",
+    "stop_timeout",
 )
 
 
@@ -54,6 +58,12 @@ def add_engine_options(parser: argparse.ArgumentParser, *, topology: str) -> Non
     group.add_argument("--step-tokens", type=int, metavar="N", help="most tokens computed in one step")
     group.add_argument("--max-running", type=int, metavar="N", help="most requests computed at once")
     group.add_argument("--max-requests", type=int, metavar="N", help="most requests that may live at once")
+    group.add_argument(
+        "--max-queued-tokens",
+        type=int,
+        metavar="N",
+        help="most tokens, prompts and outputs together, that all requests which live may take",
+    )
     group.add_argument("--threads", type=int, metavar="N", help="threads of the compute library")
     group.add_argument(
         "--capture", metavar="DIR", help="record what passes between processes, prompts included, in a folder"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from typing import TYPE_CHECKING
 
+from vidette.cli._options import add_backend_option
 from vidette.cli._run import Stop, run, say
+from vidette.config import Topology
 from vidette.errors import UsageError
 from vidette.testing.report import Check, check, make_report
 
@@ -26,13 +29,19 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     wire.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of contents and of their order (default: 0)"
     )
-    for kind in (wire,):
+    idle = kinds.add_parser("idle", help="CPU time of an engine that has nothing to do")
+    idle.add_argument("--seconds", type=_seconds, default=10.0, metavar="N", help="of each run (default: 10)")
+    idle.add_argument("--runs", type=_runs, default=1, metavar="N", help="runs of each topology (default: 1)")
+    idle.add_argument("--topology", choices=("processes", "inline"), help="one of them (default: both)")
+    idle.add_argument("--model", default="toy", metavar="NAME|PATH", help="as with generate (default: toy)")
+    add_backend_option(idle)
+    for kind in (wire, idle):
         kind.add_argument("--json", action="store_true", help="print a report as the last line")
 
 
 def bench(options: argparse.Namespace) -> int:
     """Measure, and say what was found; whatever it is, it is no failure."""
-    measure = {"wire": _wire}[options.kind]
+    measure = {"wire": _wire, "idle": _idle}[options.kind]
     results, status = measure(options)
     if results is None:  # a signal came
         return status
@@ -66,6 +75,23 @@ def _wire(options: argparse.Namespace) -> tuple[Results | None, int]:
     return in_order(results) if complete else None, status
 
 
+def _idle(options: argparse.Namespace) -> tuple[Results | None, int]:
+    from vidette.bench.idle import bench_idle  # noqa: PLC0415
+
+    topologies: tuple[Topology, ...] = (options.topology,) if options.topology else ("inline", "processes")
+    results: Results | None = None
+
+    async def program(_: Stop) -> int:
+        nonlocal results
+        results = await bench_idle(
+            options.model, topologies, seconds=options.seconds, runs=options.runs, say=say
+        )
+        return 0
+
+    status = run(program, backend=options.backend)
+    return results, status
+
+
 def _line(found: Check) -> str:
     return f"{found.name:<42} {found.value:>9.4g} {found.unit:<2} ({found.low:.4g} to {found.high:.4g})"
 
@@ -75,3 +101,10 @@ def _runs(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more runs")
     return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text.removesuffix("s"))
+    if not 0 < seconds < math.inf:  # NaN neither
+        raise argparse.ArgumentTypeError(f"{text} is no time in seconds")
+    return seconds

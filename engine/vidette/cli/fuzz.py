@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
@@ -70,7 +71,8 @@ def fuzz(options: argparse.Namespace) -> int:
     for story in result.stories:
         say(story)
     if options.json:
-        print(make_report(f"fuzz {options.kind}", result.checks, notes=list(result.notes)).to_json())
+        notes, faults = list(result.notes), result.faults
+        print(make_report(f"fuzz {options.kind}", result.checks, notes=notes, faults=faults).to_json())
     return 1 if result.failed else 0
 
 
@@ -82,12 +84,14 @@ class Result(NamedTuple):
         stories: of what was found.
         failed: whether that makes the run fail.
         notes: sentences for the report.
+        faults: what was done on purpose, by kind.
     """
 
     checks: list[Check]
     stories: list[str]
     failed: bool
     notes: Sequence[str] = ()
+    faults: Mapping[str, int] | None = None
 
 
 def _explore(options: argparse.Namespace) -> Result:
@@ -137,12 +141,14 @@ def _lifecycle(options: argparse.Namespace) -> Result:
     if options.mutant is not None:
         return _mutants(options.mutant, caught)
     report = run_lifecycle(options.seconds, options.seed)
-    say(f"{report.histories} histories")
+    say(f"{report.histories} histories, {_told(report.faults)}")
     checks = [
         check("histories", report.histories, "histories"),
+        check("simulated_s", 0.0, "s"),  # worlds have no clock: what takes time may happen at any moment
+        check("faults", report.faults.total(), "faults"),
         check("violations", len(report.violations), "stories"),
     ]
-    return Result(checks, list(map(str, report.violations)), bool(report.violations))
+    return Result(checks, list(map(str, report.violations)), bool(report.violations), faults=report.faults)
 
 
 def _codec(options: argparse.Namespace) -> Result:
@@ -171,6 +177,7 @@ def _simulate(options: argparse.Namespace) -> Result:
     report = run_simulation(options.seconds, options.seed)
     hours = report.seconds / 3600
     say(f"{report.histories} histories, {report.requests} requests, {hours:.1f} simulated hours")
+    say(_told(report.faults))
     checks = [
         check("histories", report.histories, "histories"),
         check("simulated_s", report.seconds, "s"),
@@ -179,7 +186,8 @@ def _simulate(options: argparse.Namespace) -> Result:
         *(check(f"faults_{kind}", number, "faults") for kind, number in sorted(report.faults.items())),
     ]
     notes = [f"`vidette fuzz replay {history.seed}` tells it again" for history in report.violations]
-    return Result(checks, [*map(str, report.violations), *notes], bool(report.violations), notes)
+    stories = [*map(str, report.violations), *notes]
+    return Result(checks, stories, bool(report.violations), notes, report.faults)
 
 
 def _replay(options: argparse.Namespace) -> Result:
@@ -196,7 +204,12 @@ def _replay(options: argparse.Namespace) -> Result:
         check("faults", history.faults.total(), "faults"),
         check("violations", len(history.violations), "rules"),
     ]
-    return Result(checks, [str(history)], bool(history.violations))
+    return Result(checks, [str(history)], bool(history.violations), faults=history.faults)
+
+
+def _told(faults: Counter[str]) -> str:
+    kinds = ", ".join(f"{kind} {number}" for kind, number in faults.most_common())
+    return f"{faults.total()} faults: {kinds}" if kinds else "no faults"
 
 
 class _Named(Protocol):

@@ -1,7 +1,8 @@
 """`vidette serve`: the HTTP service.
 
-Exit status: 0 after SIGINT or SIGTERM once it serves, 1 when the engine breaks for good, 2 for bad usage; 128
-and the signal's number when a signal ends it before it serves, or a second one while it stops.
+Exit status: 0 after SIGINT or SIGTERM once it serves, also if requests had to be ended or processes killed; 1
+when the engine breaks for good, 2 for bad usage; 128 and the signal's number when a signal ends it before it
+serves, or a second one while it stops: that one waits for nothing.
 """
 
 from __future__ import annotations
@@ -42,11 +43,30 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
         help="how long running requests may go on after a signal (default: 5)",
     )
     parser.add_argument(
+        "--stop-timeout",
+        type=seconds,
+        metavar="S",
+        help="how long the processes may take to end after that, before they are killed (default: 5)",
+    )
+    parser.add_argument(
         "--supervision",
         choices=("restart", "fail"),
         default="restart",
         help="what happens when a process dies: both are started again and requests go on, or the service "
         "ends (default: restart)",
+    )
+    parser.add_argument(
+        "--watchdog",
+        choices=("restart", "report"),
+        default="restart",
+        help="what happens when a process hangs: both are killed, and --supervision decides what then, or "
+        "only the log tells of it (default: restart)",
+    )
+    parser.add_argument(
+        "--hang-timeout",
+        type=float,
+        metavar="S",
+        help="how long that takes; ten times as long while they compute (default: 30)",
     )
     add_backend_option(parser)
     add_engine_options(parser, topology="processes")
@@ -85,7 +105,7 @@ async def _serve(options: argparse.Namespace, sock: socket.socket, stop: Stop) -
         app: ASGIApp = build_app(engine, gate=gate)
         if not options.allow_remote:
             app = LocalHosts(app)
-        async with serving(app, sock, gate=gate, drain_seconds=options.drain_seconds):
+        async with serving(app, sock, gate=gate, drain_seconds=options.drain_seconds, drain=engine.drain):
             stop.defer()
             say(f"vidette serves {engine.info.name} on {url_of(sock)}")
             broken = await _wait_end(engine, stop)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 
 import anyio
 import msgspec
 
+from vidette._collector import Collector
 from vidette.detokenizer.detokenizer import Detokenizer
 from vidette.models.interface import TokenTable
 from vidette.transport.capture import Recorder
@@ -33,6 +33,7 @@ async def run_detokenizer(
     incarnation: int = 0,
     recorder: Recorder | None = None,
     make: Callable[[TokenTable], Detokenizer] = Detokenizer,
+    collects: bool = True,
 ) -> None:
     """Serve one scheduler until it says shutdown or is gone.
 
@@ -43,6 +44,7 @@ async def run_detokenizer(
         incarnation: how often a detokenizer was started before in this engine.
         recorder: records what comes from the scheduler.
         make: builds what keeps the texts.
+        collects: whether the garbage collector of this process is the detokenizer's to freeze.
 
     Raises:
         RemoteProtocolError: one of the others broke the protocol.
@@ -62,22 +64,27 @@ async def run_detokenizer(
     )
     inward.post_hello(incarnation=incarnation)
     outward.post_hello(incarnation=incarnation)
+    collector = Collector() if collects else None
     async with anyio.create_task_group() as tasks:
+        if collector is not None:
+            tasks.start_soon(collector.run)
         tasks.start_soon(scheduler.run_writer)
         tasks.start_soon(front.run_writer)
         try:
             await inward.receive_hello()
             await outward.receive_hello()
             outward.post(Ready(role="detokenizer"))
-            await _pump(inward, outward, make(table))
+            await _pump(inward, outward, make(table), collector)
         except LinkClosed:
             pass
         finally:
             tasks.cancel_scope.cancel()
 
 
-async def _pump(inward: Link, outward: Link, detokenizer: Detokenizer) -> None:
+async def _pump(inward: Link, outward: Link, detokenizer: Detokenizer, collector: Collector | None) -> None:
     while True:
+        # While the front lags behind, nothing is read: the scheduler parks its output, and launches no step.
+        await outward.channel.wait_room()
         message = await inward.receive()
         match message:
             case BatchTokenIDOutput():
@@ -85,9 +92,8 @@ async def _pump(inward: Link, outward: Link, detokenizer: Detokenizer) -> None:
             case HeartbeatReq():
                 outward.post(msgspec.structs.replace(message, detokenizer_open=len(detokenizer)))
             case FreezeGCReq():
-                gc.collect()
-                gc.freeze()
-                outward.post(message)
+                state = None if collector is None else collector.apply(message)
+                outward.post(msgspec.structs.replace(message, detokenizer=state))
             case ShutdownReq():
                 return
             case _:

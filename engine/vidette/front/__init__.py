@@ -3,8 +3,13 @@
 - `manager`    TokenizerManager: the front's machine, the routes to callers, the links to the ring
 - `stream`     what a caller holds: one merged delta and the pieces already taken
 - `route`      a request that was sent, its stream, and how it is sent again
+- `pulse`      whether the ring turns, told by what comes round it
 - `questions`  what was asked of the ring and waits for its answer
+- `calls`      heartbeats, collections of garbage and control messages, for callers
+- `drain`      whether anything new is taken, and what is told to whom it could not wait for
 - `offload`    blocking calls in threads, a few at a time
+- `prompts`    texts to token ids, conversations to texts, in time
+- `admission`  whether one request more may live
 - `totals`     what has become of requests, counted
 - `checks`     what makes a request acceptable, as pure functions
 - `support`    which fields are not supported yet

@@ -14,25 +14,29 @@ from contextlib import asynccontextmanager
 
 import anyio
 import anyio.lowlevel
-import msgspec
 
-from vidette.errors import DuplicateRequest, EngineClosed, Error, Overloaded, RequestReplaced, UsageError
+from vidette.config import EngineConfig
+from vidette.errors import DuplicateRequest, EngineClosed, Error, RequestReplaced
+from vidette.front.admission import Admission, most_taken
+from vidette.front.calls import Calls
 from vidette.front.checks import (
     check_group_request,
-    check_ids,
     check_known,
     check_request,
     make_rid,
     settle_sampling,
 )
+from vidette.front.drain import Drain
 from vidette.front.offload import Offload
-from vidette.front.questions import Answered, Asked, Questions
-from vidette.front.route import MAX_RESUMES, Route, batches, seconds_until
+from vidette.front.prompts import Prompts
+from vidette.front.pulse import Pulse
+from vidette.front.questions import Answered, Questions
+from vidette.front.route import MAX_RESUMES, Route, batches
 from vidette.front.stream import Group, Stream
 from vidette.front.totals import Totals
 from vidette.models.interface import ModelInfo, Tokenizer
-from vidette.transport.link import Link
-from vidette_protocol.errors import DuplicateRid, ProtocolError, RemoteProtocolError
+from vidette.transport.link import Link, RoleFailed
+from vidette_protocol.errors import DuplicateRid, RemoteProtocolError
 from vidette_protocol.ids import Rid, Vid
 from vidette_protocol.lifecycle import FrontMachine, FrontState, end_of
 from vidette_protocol.limits import Limits
@@ -40,7 +44,6 @@ from vidette_protocol.messages import (
     AbortReq,
     BatchStrOutput,
     ControlOutput,
-    ControlReq,
     Failed,
     FreezeGCReq,
     GenerateItem,
@@ -65,6 +68,8 @@ class TokenizerManager:
         ready: the scheduler's Ready, with its bounds.
         offload: runs tokenising off the loop.
         max_requests: most requests that may live here.
+        max_queued_tokens: most tokens that they may come to hold.
+        tokenise_timeout: seconds that a prompt may take to tokenise or to render.
         front_id: high bits of every vid.
         limits: bounds on what a request may hold.
     """
@@ -79,6 +84,8 @@ class TokenizerManager:
         ready: Ready,
         offload: Offload,
         max_requests: int,
+        max_queued_tokens: int = EngineConfig().max_queued_tokens,
+        tokenise_timeout: float = EngineConfig().tokenise_timeout,
         front_id: int = 0,
         limits: Limits = Limits(),  # noqa: B008  immutable
     ) -> None:
@@ -91,14 +98,17 @@ class TokenizerManager:
         """What the detokenizer held when it was last heard of."""
         self._scheduler = scheduler
         self._detokenizer = detokenizer
-        self._tokenizer = tokenizer
-        self._offload = offload
-        self._max_requests = max_requests
+        self._prompts = Prompts(tokenizer, offload, vocab_size=info.vocab_size, timeout=tokenise_timeout)
+        self._admission = Admission(
+            max_requests, max_queued_tokens, living=self.__len__, is_over=self._is_over
+        )
         self._limits = limits._replace(prompt_tokens=min(limits.prompt_tokens, ready.max_total_tokens - 1))
         self._machine = FrontMachine(front_id=front_id, remembered=limits.ended_remembered)
         self._routes: dict[Vid, Route] = {}
-        self._questions = Questions()
-        self._rendering = 0
+        self.pulse = Pulse(self.heartbeat, self.__len__)
+        self._questions = Questions(self.pulse)
+        self.calls = Calls(self._questions, link=self._asked, floor=lambda: self._machine.floor)
+        self.drain = Drain()
         self._lost: Callable[[], Error] | None = None
         """What ended the ring, while there is no other yet."""
         self._changed = anyio.Event()
@@ -125,14 +135,14 @@ class TokenizerManager:
             Overloaded: too many requests live.
             EngineBroken, EngineClosed: the engine serves no more.
         """
-        self.check_open()
+        self._check_taking()
         item = check_request(request, new_rid=make_rid, limits=self._limits, vocab_size=self.info.vocab_size)
         check_known(item.sampling_params, self._scheduler.unknown_there(SamplingParams))
-        vid = self._replace(item.rid) if replace else self._submit(item.rid)
+        vid = self._submit(item, replace=replace)
         stream: Stream | None = None
         try:
-            prompt = await self._tokenise(item)
-            await self._wait_ring()
+            prompt = await self._prompts.tokenise(item)
+            await self._wait_ring(vid)
             # From here to the yield nothing awaits: the route exists before the scheduler can answer.
             message = self._prepare(vid, item, prompt, deadline_s)
             self._scheduler.post(message)
@@ -152,18 +162,18 @@ class TokenizerManager:
         Raises:
             UsageError, DuplicateRequest, Overloaded, EngineBroken, EngineClosed: as `generate`.
         """
-        self.check_open()
+        self._check_taking()
         checked = check_group_request(
             request, new_rid=make_rid, limits=self._limits, vocab_size=self.info.vocab_size
         )
         items = checked.items
         for item in items:
             check_known(item.sampling_params, self._scheduler.unknown_there(SamplingParams))
-        vids = self._submit_group([item.rid for item in items])
+        vids = self._submit_group(items)
         streams: tuple[Stream, ...] = ()
         try:
-            prompts = [await self._tokenise(item) for item in items[:: checked.n]]
-            await self._wait_ring()
+            prompts = [await self._prompts.tokenise(item) for item in items[:: checked.n]]
+            await self._wait_ring(*vids)
             # From here to the yield nothing awaits, as above.
             messages = [
                 self._prepare(vid, item, prompts[place // checked.n], deadline_s)
@@ -182,16 +192,18 @@ class TokenizerManager:
     ) -> TokenizedGenerateReqInput:
         """Return what is to be sent now of a request that was tokenised meanwhile; raise if nothing is."""
         self.check_open()
-        if self._machine.state(vid) is FrontState.OVER:
-            raise RequestReplaced(item.rid)
+        if self._is_over(vid):
+            raise self.drain.why_over(vid, item.rid)
+        self._admission.check_outbox(self._scheduler.channel)
+        tokens = len(prompt) // 4
+        params = settle_sampling(item.sampling_params, tokens, self.ready.max_total_tokens)
+        self._admission.admit(vid, tokens + (params.max_new_tokens or 0))
         return TokenizedGenerateReqInput(
             vid=vid,
             floor=self._machine.floor,
             rid=item.rid,
             input_ids=prompt,
-            sampling_params=settle_sampling(
-                item.sampling_params, len(prompt) // 4, self.ready.max_total_tokens
-            ),
+            sampling_params=params,
             deadline_s=deadline_s,
         )
 
@@ -199,13 +211,14 @@ class TokenizerManager:
         """Note that a request was sent; return what its caller reads."""
         vid = Vid(message.vid)
         self._machine.send(vid)
+        self.pulse.wake()
         self.totals.submitted += 1
         route = self._routes[vid] = Route.of(message)
         return route.stream
 
-    async def _wait_ring(self) -> None:
-        """Wait until there is a ring to send to, or none will come any more."""
-        while self._lost is not None and self._ended is None:
+    async def _wait_ring(self, *vids: Vid) -> None:
+        """Wait until there is a ring for requests, or none will come any more, or one of them is over."""
+        while self._lost is not None and self._ended is None and not any(map(self._is_over, vids)):
             await self._changed.wait()
 
     async def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
@@ -216,42 +229,43 @@ class TokenizerManager:
             Overloaded: too many requests live, those included that are being rendered.
             EngineBroken, EngineClosed: the engine serves no more.
         """
-        self.check_open()
-        self._check_room()
-        self._rendering += 1
-        try:
-            return await self._offload(lambda: self._tokenizer.render_chat(messages))
-        finally:
-            self._rendering -= 1
+        self._check_taking()
+        with self._admission.rendering(messages):
+            return await self._prompts.render(messages)
 
-    def _check_room(self, more: int = 1) -> None:
-        live = len(self._machine) + self._rendering
-        if more > self._max_requests:
-            raise UsageError(
-                f"{more} answers are asked for at once; at most {self._max_requests} requests may live",
-                param="n",
-            )
-        if live + more > self._max_requests:
-            raise Overloaded(f"{live} requests live; at most {self._max_requests} may")
+    def _is_over(self, vid: Vid) -> bool:
+        return self._machine.state(vid) is FrontState.OVER
 
-    def _submit(self, rid: str) -> Vid:
-        self._check_room()
+    def _check_room(self, items: Sequence[GenerateItem], *, replaced: int = 0) -> list[int]:
+        """Check that there is room for requests; return what each may take."""
+        costs = [most_taken(item, self.ready.max_total_tokens) for item in items]
+        outbox = self._scheduler.channel if self._lost is None else None
+        self._admission.check(costs, outbox, replaced=replaced)
+        return costs
+
+    def _submit(self, item: GenerateItem, *, replace: bool) -> Vid:
+        rid = Rid(item.rid)
+        replaces = replace and self._machine.holder(rid) is not None
+        (cost,) = self._check_room([item], replaced=int(replaces))
         try:
-            return self._machine.submit(Rid(rid))
+            vid = self._replace(rid) if replace else self._machine.submit(rid)
         except DuplicateRid as error:
             raise DuplicateRequest(rid) from error
+        self._admission.admit(vid, cost)
+        return vid
 
-    def _submit_group(self, rids: Sequence[str]) -> tuple[Vid, ...]:
-        self._check_room(len(rids))
+    def _submit_group(self, items: Sequence[GenerateItem]) -> tuple[Vid, ...]:
+        costs = self._check_room(items)
         try:
-            return self._machine.submit_group(list(map(Rid, rids)))
+            vids = self._machine.submit_group([Rid(item.rid) for item in items])
         except DuplicateRid as error:
             raise DuplicateRequest(error.rid) from error
+        for vid, cost in zip(vids, costs, strict=True):
+            self._admission.admit(vid, cost)
+        return vids
 
-    def _replace(self, rid: str) -> Vid:
-        holder = self._machine.holder(Rid(rid))
-        self._check_room(0 if holder is not None else 1)
-        vid, replaced = self._machine.replace(Rid(rid))
+    def _replace(self, rid: Rid) -> Vid:
+        vid, replaced = self._machine.replace(rid)
         if replaced is not None:
             # Its block is still to be left, by its own task, which then finds nothing more to do.
             route = self._routes.get(replaced.vid)
@@ -262,14 +276,29 @@ class TokenizerManager:
 
     def _leave(self, vid: Vid) -> None:
         """End a request from the caller's side; nothing happens if it is over."""
-        lived = self._machine.state(vid) is not FrontState.OVER
+        lived = not self._is_over(vid)
         post = self._machine.abort(vid)
+        if self._is_over(vid):  # else it counts until its end has come round
+            self._admission.end(vid)
+        self.drain.forget(vid)
         route = self._routes.pop(vid, None)
         if lived:
             self._post_abort(vid, route, post=post)
         if route is not None:  # another task may wait for it still
             route.stream.leave()
         self._note_quiet()
+
+    def abort_all(self, why: str | None = None) -> int:
+        """End all requests at once, with RequestAborted for whoever reads them; return how many."""
+        vids, up_to = self._machine.abort_all()
+        for vid in up_to.values():
+            self._scheduler.post(
+                AbortReq(vid=vid, floor=self._machine.floor, abort_all=True, abort_message=why)
+            )
+        self.totals.aborted += self.drain.tell(vids, self._routes, why)
+        self._wake()
+        self._note_quiet()
+        return len(vids)
 
     def _post_abort(self, vid: Vid, route: Route | None, *, post: bool) -> None:
         """Tell the scheduler, if it knows of it, that a request which has just been aborted is over."""
@@ -279,19 +308,6 @@ class TokenizerManager:
         elif route is not None and self._lost is not None:
             self.totals.aborted += 1  # it was to be sent again
 
-    async def _tokenise(self, item: GenerateItem) -> memoryview:
-        """Return the prompt as packed int32, in a column of its own."""
-        if item.input_ids is not None:
-            ids = check_ids(item.input_ids, self.info.vocab_size)
-            await anyio.lowlevel.checkpoint()  # so that a scope which has ended submits nothing
-        else:
-            text = item.text
-            assert text is not None
-            ids = await self._offload(lambda: self._tokenizer.encode(text))
-            if not len(ids):
-                raise UsageError("text has no tokens; a prompt has at least one", param="text")
-        return ids.data.cast("B")
-
     # --- control ----------------------------------------------------------------------
 
     async def heartbeat(self) -> HeartbeatReq:
@@ -300,49 +316,14 @@ class TokenizerManager:
         Raises:
             EngineBroken, EngineClosed: the engine serves no more.
         """
-        floor = self._machine.floor
-        answer = await self._ask(lambda call: HeartbeatReq(id=call, floor=floor), HeartbeatReq)
-        assert isinstance(answer, HeartbeatReq)  # Questions has seen to it
-        return answer
+        return await self.calls.heartbeat()
 
-    async def freeze_gc(self) -> None:
-        """Have scheduler and detokenizer collect garbage once and leave what lives out of collections.
-
-        Raises:
-            EngineBroken, EngineClosed: the engine serves no more.
-        """
-        await self._ask(lambda call: FreezeGCReq(id=call), FreezeGCReq)
-
-    async def control(self, request: ControlReq) -> ControlOutput:
-        """Send a control message to the scheduler; return its answer, of the class `request.output`.
-
-        Args:
-            request: its `id` is set here. Without a `deadline_s` of its own, it gets what is left of the
-                caller's deadline.
-
-        Raises:
-            UsageError: the scheduler could not read it: a value is of the wrong type or out of range.
-            TimeoutError: no answer came within `deadline_s`.
-            EngineBroken, EngineClosed: the engine serves no more.
-        """
-        seconds = request.deadline_s
-        if seconds is None:
-            seconds = seconds_until(anyio.current_effective_deadline())
-        question = msgspec.structs.replace(request, id=0, deadline_s=seconds)
-        try:
-            self._scheduler.check(question)
-        except ProtocolError as error:
-            raise UsageError(f"{type(request).__name__} cannot be sent: {error}") from error
-        with anyio.fail_after(request.deadline_s):
-            answer = await self._ask(lambda call: msgspec.structs.replace(question, id=call), request.output)
-        assert isinstance(answer, ControlOutput)  # Questions has seen to it
-        return answer
-
-    async def _ask(self, make: Callable[[int], Asked], kind: type[Answered]) -> Answered:
+    def _asked(self) -> Link:
+        """Return the link that questions go to; raise what keeps them from being answered."""
         self.check_open()
         if self._lost is not None:
             raise self._lost()
-        return await self._questions.ask(make, kind, self._scheduler.post)
+        return self._scheduler
 
     async def wait_quiet(self) -> None:
         """Wait until no request lives anywhere: every end has come round the ring."""
@@ -367,6 +348,7 @@ class TokenizerManager:
                 self.totals.failed += 1
                 route.stream.fail(failure)
         self._questions.fail(failure)
+        self.calls.collector.close()
         self._changed.set()
         self._note_quiet()
 
@@ -377,6 +359,7 @@ class TokenizerManager:
         """
         self._lost = failure
         for old, new in self._machine.moved(0):
+            self._admission.move(old, new)
             route = self._routes.pop(old)
             if route.stream.resumed < MAX_RESUMES:
                 self._routes[new] = route
@@ -404,6 +387,11 @@ class TokenizerManager:
                 self._scheduler.post(route.again(self._machine.floor))
                 self._machine.send(vid)
                 self.totals.resumed += 1
+        self.calls.repeat()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have those look again who wait for a ring."""
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -415,6 +403,10 @@ class TokenizerManager:
         """Raise what ended the engine, if it has ended."""
         if self._ended is not None:
             raise self._ended()
+
+    def _check_taking(self) -> None:
+        self.check_open()
+        self.drain.check()
 
     # --- the ring -----------------------------------------------------------------------
 
@@ -465,8 +457,11 @@ class TokenizerManager:
     def _route(self, message: BatchStrOutput) -> None:
         self.scheduler_ledger = message.ledger
         self.detokenizer_open = message.detokenizer_open
+        self.pulse.heard()
         for row in message.rows():
             to = self._machine.receive(Vid(row.vid), row.offset, len(row.token_ids), end_of(row.reason))
+            if row.reason is not None:
+                self._admission.end(Vid(row.vid))
             if to is None:
                 continue
             if row.reason is not None:
@@ -484,17 +479,11 @@ class TokenizerManager:
                 self.scheduler_ledger = message.scheduler
             if message.detokenizer_open is not None:
                 self.detokenizer_open = message.detokenizer_open
-        self._questions.settle(message)
+        if self._ended is None:  # else everybody was told; but it goes on reading, or the ring could not end
+            self._questions.settle(message)
 
     def _note_quiet(self) -> None:
+        self._admission.forget_over()
         if not len(self._machine):
             self._quiet.set()
             self._quiet = anyio.Event()
-
-
-class RoleFailed(Exception):  # noqa: N818  what it is told, not an error of the front's
-    """A role says that it ends by a fault of its own; its exit will follow."""
-
-    def __init__(self, role: str, failed: Failed) -> None:
-        super().__init__(failed.message)
-        self.role = role

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Self
 
@@ -11,6 +12,7 @@ from msgspec import Struct
 
 from vidette.errors import Error, RequestError, UsageError
 from vidette_protocol.ids import Vid
+from vidette_protocol.lifecycle import PendingDelta
 from vidette_protocol.lifecycle.rows import unheard
 from vidette_protocol.messages import FinishReason, StrRow
 
@@ -72,13 +74,12 @@ class Stream:
         self.vid = vid
         self.prompt_tokens = prompt_tokens
         self.resumed = 0
-        self._texts: list[str] = []
-        self._ids: list[int] = []
+        self._pending = PendingDelta[FinishReason]()
         self._reason: FinishReason | None = None
         self._failure: Callable[[], Error] | None = None
         self._news = anyio.Event()
-        self._taken_texts: list[str] = []
-        self._taken_ids: list[int] = []
+        self._taken_text = bytearray()  # packed, as what waits is: streams may be many, and long
+        self._taken_ids = array("i")
         self._ended = False
         self._waiting = False
         self._listener: Callable[[], None] | None = None
@@ -107,18 +108,17 @@ class Stream:
             self._check_failed()
             raise StopAsyncIteration
         await self._wait_news()
-        if not (self._ids or self._texts or self._reason):
+        taken = self._pending.take()
+        if taken is None:  # what is new is its failure
+            self._ended = True
+            assert self._failure is not None
+            raise self._failure()
+        self._taken_text += taken.text.encode("utf-8", "surrogatepass")
+        self._taken_ids.extend(taken.token_ids)
+        if taken.end is not None:
             self._ended = True
             self._check_failed()
-        delta = Delta("".join(self._texts), tuple(self._ids), self._reason)
-        self._texts.clear()
-        self._ids.clear()
-        self._taken_texts.append(delta.text)
-        self._taken_ids.extend(delta.token_ids)
-        if delta.finish_reason is not None:
-            self._ended = True
-            self._check_failed()
-        return delta
+        return Delta(taken.text, taken.token_ids, taken.end)
 
     async def read(self) -> Completion:
         """Wait for the end, and return all of it, whatever was taken before.
@@ -150,12 +150,17 @@ class Stream:
     @property
     def text(self) -> str:
         """The text taken so far."""
-        return "".join(self._taken_texts)
+        return self._taken_text.decode("utf-8", "surrogatepass")
 
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The output tokens taken so far."""
-        return tuple(self._taken_ids)
+        return tuple(self._taken_ids.tolist())
+
+    @property
+    def completion_tokens(self) -> int:
+        """Length of the output taken so far in tokens."""
+        return len(self._taken_ids)
 
     def _check_failed(self) -> None:
         if self._failure is not None:
@@ -187,7 +192,7 @@ class Stream:
 
     @property
     def _has_news(self) -> bool:
-        return bool(self._ids or self._texts) or self._reason is not None or self._failure is not None
+        return bool(self._pending) or self._reason is not None or self._failure is not None
 
     # --- the router's side -------------------------------------------------------
 
@@ -197,12 +202,12 @@ class Stream:
         Of a request that goes on elsewhere, what was said before is said again, and left out here. Text by
         its length: what comes of so many tokens is a function of them, so the beginning is the same.
         """
-        fresh = unheard(self._said_ids, row.offset, len(row.token_ids))
-        text = row.text[self._said_chars :]
-        self._said_chars -= min(self._said_chars, len(row.text))
-        if text:
-            self._texts.append(text)
-        self._ids.extend(row.token_ids[len(row.token_ids) - fresh :])
+        text, token_ids = row.text, row.token_ids
+        if self.resumed:
+            fresh = unheard(self._said_ids, row.offset, len(token_ids))
+            text, token_ids = text[self._said_chars :], token_ids[len(token_ids) - fresh :]
+            self._said_chars -= min(self._said_chars, len(row.text))
+        self._pending.deliver(text, token_ids, row.reason)
         self._reason = row.reason
         self._tell()
 
@@ -211,13 +216,15 @@ class Stream:
         self.vid = vid
         self.resumed += 1
         # What was to be said again, and was not yet, is part of what was heard.
-        self._said_ids = len(self._taken_ids) + len(self._ids)
-        self._said_chars = sum(map(len, self._taken_texts)) + sum(map(len, self._texts))
+        waiting = self._pending.peek()
+        self._said_ids = len(self.heard_ids)
+        self._said_chars = len(self.text) + (0 if waiting is None else len(waiting.text))
 
     @property
     def heard_ids(self) -> tuple[int, ...]:
         """The output tokens that have come so far, taken or not."""
-        return (*self._taken_ids, *self._ids)
+        waiting = self._pending.peek()
+        return self.token_ids + (() if waiting is None else waiting.token_ids)
 
     def fail(self, failure: Callable[[], Error]) -> None:
         """End the stream with an error, made anew for whoever waits; a stream that has its end keeps it."""

@@ -12,8 +12,10 @@ import gc
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
 import torch
 
+from vidette._freeze import carry_out
 from vidette.scheduler.loop import Command, Effects, StepLoop
 from vidette.transport.mailbox import Bell
 from vidette.transport.sink import Sink
@@ -30,6 +32,7 @@ class ComputeThread:
         codec: for the messages that go into the sink.
         tell: called in the thread with the loop once it is ready, then with vids as they end; must not block.
         clock: seconds, for `StepLoop.step`.
+        collects: whether the garbage collector of this process is the scheduler's to freeze.
     """
 
     def __init__(
@@ -40,12 +43,14 @@ class ComputeThread:
         *,
         tell: Callable[[StepLoop | list[Vid]], None],
         clock: Callable[[], float],
+        collects: bool = True,
     ) -> None:
         self._make_loop = make_loop
         self._sink = sink
         self._codec = codec
         self._tell = tell
         self._clock = clock
+        self._collects = collects
         self._commands: deque[Command] = deque()
         self._bell = Bell()
         self._stopped = False
@@ -93,9 +98,11 @@ class ComputeThread:
     def _carry_out(self, effects: Effects) -> None:
         for message in effects.messages:
             self._sink.put(self._codec.encode(message))
-        if effects.freeze_gc:
-            gc.collect()
-            gc.freeze()
+        for question in effects.freeze_gc:
+            state = carry_out(question) if self._collects else None
+            self._sink.put(self._codec.encode(msgspec.structs.replace(question, scheduler=state)))
+        if effects.unfreeze_gc and self._collects:
+            gc.unfreeze()
         self._sink.flush()
         if effects.over:
             self._tell(effects.over)

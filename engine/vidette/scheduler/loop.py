@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vidette._freeze import Freeze
 from vidette.models.interface import BLOCK_SIZE, Model, StepPlan
 from vidette.scheduler.blocks import BlockPool
 from vidette.scheduler.deadlines import Deadlines
@@ -25,7 +26,7 @@ from vidette.scheduler.policy import Budget, decide
 from vidette.scheduler.sampler import NOT_FINITE, SampleRows, sample
 from vidette.scheduler.support import find_unsupported
 from vidette_protocol.errors import RemoteProtocolError
-from vidette_protocol.ids import Vid, front_of
+from vidette_protocol.ids import Vid
 from vidette_protocol.lifecycle import Row, SchedulerMachine
 from vidette_protocol.messages import (
     AbortReq,
@@ -61,16 +62,19 @@ class Effects(NamedTuple):
         over: vids that ended.
         busy: whether the next step has something to compute; if not, wait for a command.
         wake_at: when the next step is due even if nothing is computed and no command comes; None: never.
-        freeze_gc: whether to collect garbage once and freeze what is left.
+        freeze_gc: what was asked of this process's garbage collector; each goes to the detokenizer with what
+            came of it.
         stop: whether this was the last step.
+        unfreeze_gc: whether the collector is to be un-frozen because its time has come.
     """
 
     messages: list[Message]
     over: list[Vid]
     busy: bool
     wake_at: float | None = None
-    freeze_gc: bool = False
+    freeze_gc: tuple[FreezeGCReq, ...] = ()
     stop: bool = False
+    unfreeze_gc: bool = False
 
 
 class StepLoop:
@@ -96,7 +100,11 @@ class StepLoop:
         self._waiting: OrderedDict[Vid, _Sequence] = OrderedDict()
         self._running: dict[Vid, _Sequence] = {}
         self._deadlines = Deadlines()
+        self._freeze = Freeze()
         self._steps = 0
+        self._now = 0.0
+        self._launched = False
+        self._step_s = 0.0
         self.max_total_tokens = min(model.info.context_len, num_blocks * BLOCK_SIZE)
         """Most tokens of prompt and output together that one request may have."""
         model.allocate(num_blocks)
@@ -109,27 +117,41 @@ class StepLoop:
             now: seconds on the caller's clock.
             launch: whether a batch may be launched; False while the reader of the output lags behind.
         """
+        if not self._busy:
+            self._step_s = 0.0
+        elif self._launched:
+            self._step_s = now - self._now
+        self._now, self._launched = now, False
         told = _Told()
         for command in commands:
             self._apply(command, now, told)
         for vid in self._deadlines.passed(now):
             self._end(self._machine.expire(vid), EXPIRED, told)
+        told.thaw = self._freeze.pass_time(now)
         if told.rows or told.questions:
             return self._effects(told)
         if launch and (self._waiting or self._running):
             self._steps += 1
+            self._launched = True
             self._compute(told)
         return self._effects(told)
 
     def ledger(self) -> SchedulerLedger:
         """Return what is held now."""
+        oldest = next(iter(self._waiting.values()), None)
         return SchedulerLedger(
             live=len(self._machine),
             waiting=len(self._waiting),
             tombstones=self._machine.tombstones,
             blocks_used=self._blocks.used,
             steps=self._steps,
+            queue_age_s=self._now - oldest.since if oldest is not None else 0.0,
+            step_s=self._step_s if self._busy else 0.0,
         )
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._waiting or self._running)
 
     # --- commands --------------------------------------------------------------
 
@@ -145,6 +167,7 @@ class StepLoop:
                 self._machine.pass_floor(Vid(command.floor))
                 told.questions.append(command)
             case FreezeGCReq():
+                self._freeze.note(command, now)
                 told.questions.append(command)
             case ShutdownReq():
                 for vid in self._machine.vids():
@@ -154,9 +177,9 @@ class StepLoop:
     def _abort(self, abort: AbortReq, told: _Told) -> None:
         message = abort.abort_message
         reason = ABORTED if message is None else FinishReason("abort", message=message)
-        for vid in self._machine.vids() if abort.abort_all else (Vid(abort.vid),):
-            if vid <= abort.vid and front_of(vid) == front_of(Vid(abort.vid)):
-                self._end(self._machine.abort(vid), reason, told)
+        last = Vid(abort.vid)
+        for vid in self._machine.vids_up_to(last) if abort.abort_all else (last,):
+            self._end(self._machine.abort(vid), reason, told)
 
     def _admit(self, request: TokenizedGenerateReqInput, now: float, told: _Told) -> None:
         vid = Vid(request.vid)
@@ -183,7 +206,7 @@ class StepLoop:
             message = f"prompt and max_new_tokens are {total} tokens; at most {self.max_total_tokens} fit"
             self._end(self._machine.reject(vid), FinishReason("error", message=message), told)
         else:
-            self._waiting[vid] = _Sequence(request)
+            self._waiting[vid] = _Sequence(request, now)
 
     def _end(self, row: Row | None, reason: FinishReason, told: _Told) -> None:
         """Let go of everything a vid holds, if this is its ending row, and tell of it."""
@@ -247,7 +270,8 @@ class StepLoop:
         messages: list[Message] = []
         if told.rows:
             messages.append(BatchTokenIDOutput.from_rows(told.rows, self.ledger()))
-        freeze = stop = False
+        freeze: list[FreezeGCReq] = []
+        stop = False
         for question in told.questions:
             match question:
                 case HeartbeatReq():
@@ -255,36 +279,55 @@ class StepLoop:
                         HeartbeatReq(id=question.id, floor=question.floor, scheduler=self.ledger())
                     )
                 case FreezeGCReq():
-                    freeze = True
-                    messages.append(question)
+                    freeze.append(question)
                 case ShutdownReq():
                     stop = True
                     messages.append(question)
-        busy = bool(self._waiting or self._running)
-        return Effects(messages, told.over, busy, self._deadlines.next, freeze, stop)
+        if stop:  # nobody waits for them any more, and nothing may follow the last message
+            freeze.clear()
+        times = [time for time in (self._deadlines.next, self._freeze.ends_at) if time is not None]
+        wake_at = min(times, default=None)
+        return Effects(messages, told.over, self._busy, wake_at, tuple(freeze), stop, told.thaw)
 
 
 class _Told:
     """What a step has to say, as it comes up."""
 
-    __slots__ = ("over", "questions", "rows")
+    __slots__ = ("over", "questions", "rows", "thaw")
 
     def __init__(self) -> None:
         self.rows: list[TokenRow] = []
         self.over: list[Vid] = []
         self.questions: list[HeartbeatReq | FreezeGCReq | ShutdownReq] = []
+        self.thaw = False
 
 
 class _Sequence:
-    """One request as it is computed: its tokens, and how many of them are in the pool."""
+    """One request as it is computed: its tokens, and how many of them are in the pool.
 
-    __slots__ = ("block_table", "computed", "length", "made", "max_new_tokens", "params", "tokens", "vid")
+    Args:
+        request: as it came.
+        now: when that was.
+    """
 
-    def __init__(self, request: TokenizedGenerateReqInput) -> None:
+    __slots__ = (
+        "block_table",
+        "computed",
+        "length",
+        "made",
+        "max_new_tokens",
+        "params",
+        "since",
+        "tokens",
+        "vid",
+    )
+
+    def __init__(self, request: TokenizedGenerateReqInput, now: float) -> None:
         prompt: NDArray[np.int32] = np.frombuffer(request.input_ids, dtype=np.int32)
         params: SamplingParams = request.sampling_params
         assert params.max_new_tokens is not None, "the front sets max_new_tokens"
         self.vid = Vid(request.vid)
+        self.since = now
         self.params = params
         self.max_new_tokens = params.max_new_tokens
         self.tokens: NDArray[np.int32] = np.empty(len(prompt) + self.max_new_tokens, dtype=np.int32)

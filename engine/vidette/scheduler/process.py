@@ -70,6 +70,7 @@ async def run_scheduler(
     recorder: Recorder | None = None,
     codec: Codec | None = None,
     handlers: Handlers | None = None,
+    collects: bool = True,
 ) -> None:
     """Serve one front until it says shutdown or is gone; a link that closes during the handshake ends it too.
 
@@ -82,6 +83,7 @@ async def run_scheduler(
         recorder: records what comes from the front.
         codec: the front's, if it knows messages of a user's own.
         handlers: who answers these.
+        collects: whether the garbage collector of this process is the scheduler's to freeze.
 
     Raises:
         RemoteProtocolError: one of the others speaks another protocol.
@@ -109,7 +111,12 @@ async def run_scheduler(
             return
         news: Mailbox[ThreadNews] = Mailbox()
         thread = ComputeThread(
-            make_loop, Sink(detokenizer.detach()), steps, tell=news.post, clock=time.monotonic
+            make_loop,
+            Sink(detokenizer.detach(), high_water=detokenizer.high_water),
+            steps,
+            tell=news.post,
+            clock=time.monotonic,
+            collects=collects,
         )
         try:
             await _serve(up, thread, news, config, handlers or {})
@@ -169,6 +176,7 @@ async def hear_front(
     """Take the front's messages until it says shutdown (True) or is gone (False)."""
     try:
         while True:
+            await up.channel.wait_room()  # for answers: whoever asks and does not listen is not asked further
             message: Message = await up.receive()
             match message:
                 case TokenizedGenerateReqInput():

@@ -9,6 +9,7 @@
 - `bodies`     reading a body within bounds
 - `fields`     JSON objects with fields that are honoured, refused or unknown
 - `errors`     the one shape of every error
+- `health`     /health and what is under it
 - `gate`       who is being answered, and whether more are let in
 - `hosts`      what a server on loopback answers to
 - `limits`     every bound of the service

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import anyio
 import uvicorn
@@ -28,6 +29,9 @@ HEAD_BYTES = 64 * 1024
 HEAD_TOO_LONG = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
+CONNECTION_BYTES = 128 * 1024
+"""What the kernel is asked to take for a client that does not read; it takes twice as much, counting its own
+records. Left to itself, it takes up to 4 MiB: nothing of ours, but of the machine's."""
 CLOSING_SECONDS = 2
 """How long connections have to take what was sent to them, once the server has stopped."""
 
@@ -51,6 +55,7 @@ def bind(host: str, port: int, *, allow_remote: bool = False) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CONNECTION_BYTES)  # of each that is accepted
         sock.bind(address)
     except OSError as error:
         sock.close()
@@ -66,18 +71,25 @@ def url_of(sock: socket.socket) -> str:
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, sock: socket.socket, *, gate: Gate, drain_seconds: float = 5.0
+    app: ASGIApp,
+    sock: socket.socket,
+    *,
+    gate: Gate,
+    drain_seconds: float = 5.0,
+    drain: Callable[[float], Coroutine[Any, Any, object]] | None = None,
 ) -> AsyncGenerator[None]:
     """Serve an app while the block runs; in it, the socket listens.
 
     Leaving it stops in order: new requests are refused with 503 at once, those inside have `drain_seconds` to
-    end, are cancelled then, and last the connections are closed.
+    end, are ended then, and last the connections are closed. That takes CLOSING_SECONDS and PARTING_SECONDS
+    longer than `drain_seconds` at most, whatever clients do.
 
     Args:
         app: what to serve.
         sock: from `bind()`; it is closed at the end.
         gate: the gate of the app.
         drain_seconds: how long requests have to end by themselves.
+        drain: ends what they wait for, after so many seconds: `Engine.drain`. None: they are cancelled.
 
     Raises:
         UsageError: somebody else listens there.
@@ -110,10 +122,8 @@ async def serving(
                 with body.watched():
                     yield
             finally:
-                gate.close()
                 try:
-                    with anyio.move_on_after(drain_seconds):
-                        await gate.wait_empty()
+                    await gate.drain(drain_seconds, drain)
                 finally:
                     gate.cancel()
                     server.should_exit = True

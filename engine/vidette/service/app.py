@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-import anyio
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,14 +12,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from vidette.api import Engine
-from vidette.errors import EngineBroken
 from vidette.service.bodies import BodyReader
 from vidette.service.errors import ErrorBody, ErrorDetail
 from vidette.service.gate import Gate
+from vidette.service.health import HealthChecks
 from vidette.service.limits import ServiceLimits
 from vidette.service.native import Native
 from vidette.service.openai import OpenAI
-from vidette.service.responses import Answer, Endpoint, Exchange
+from vidette.service.responses import Answer, Endpoint
 
 
 def build_app(
@@ -40,15 +39,20 @@ def build_app(
     bodies = BodyReader(limits)
     openai = OpenAI(engine, limits)
     native = Native(engine)
-    health = Health(engine, limits)
+    health = HealthChecks(engine, limits)
+    always = Gate()  # how the engine is can be asked while the server stops, too
 
-    def route(path: str, method: str, answer: Answer) -> Route:
-        endpoint = Endpoint(answer, gate=inside, bodies=bodies, limits=limits)
+    def route(path: str, method: str, answer: Answer, gate: Gate = inside) -> Route:
+        endpoint = Endpoint(answer, gate=gate, bodies=bodies, limits=limits, stopping=inside)
         return Route(path, endpoint, methods=[method])
 
     app = Starlette(
         routes=[
             route("/health", "GET", health.answer),
+            route("/health/live", "GET", health.live, always),
+            route("/health/progress", "GET", health.progress, always),
+            route("/health/ready", "GET", health.ready),
+            route("/health_generate", "GET", health.ready),
             route("/generate", "POST", native.generate),
             route("/v1/chat/completions", "POST", openai.chat_completions),
             route("/v1/models", "GET", openai.list_models),
@@ -58,27 +62,6 @@ def build_app(
     )
     app.router.redirect_slashes = False
     return app
-
-
-class Health:
-    """`GET /health`: a heartbeat round the ring, through the step loop itself.
-
-    Args:
-        engine: whose health is asked for.
-        limits: bounds of the service.
-    """
-
-    def __init__(self, engine: Engine, limits: ServiceLimits) -> None:
-        self._engine = engine
-        self._seconds = limits.health_seconds
-
-    async def answer(self, exchange: Exchange) -> None:
-        """Answer 200 if every part of the engine turns, 503 with the reason if not."""
-        with anyio.move_on_after(self._seconds):
-            await self._engine.heartbeat()
-            await exchange.send_json({"status": "ok"})
-            return
-        raise EngineBroken(f"the engine did not answer a heartbeat within {self._seconds:g} s")
 
 
 def _answer_no_route(request: Request, error: Exception) -> Response:

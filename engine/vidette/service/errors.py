@@ -10,8 +10,9 @@ from http import HTTPStatus
 
 from msgspec import Struct
 
-from vidette.errors import Error, Overloaded, UsageError
+from vidette.errors import EngineDraining, Error, Overloaded, UsageError
 
+RETRY_AFTER = b"retry-after"
 GENERIC = "the server failed on this request because of a bug, which its log tells about"
 """What a client is told of a bug: its details are in the log, and nobody else's business."""
 
@@ -92,11 +93,16 @@ def status_of(error: Exception) -> int:
 
 def headers_of(error: Exception) -> list[tuple[bytes, bytes]]:
     """Return the headers that an error adds to its answer."""
-    if isinstance(error, Overloaded):
-        return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after)))]
+    if isinstance(error, Overloaded | EngineDraining):
+        return [retry_after(error.retry_after)]
     if isinstance(error, BodyTooSlow):  # the rest of it may come yet, or not
         return [(b"connection", b"close")]
     return []
+
+
+def retry_after(seconds: float) -> tuple[bytes, bytes]:
+    """Return the header that says after how many seconds another try is sensible."""
+    return (RETRY_AFTER, b"%d" % max(1, math.ceil(seconds)))
 
 
 def shown(value: object, most: int = 80) -> str:

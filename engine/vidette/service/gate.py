@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any, Final
 
 import anyio
 
-from vidette.errors import EngineClosed
+from vidette.errors import EngineDraining
+
+PARTING_SECONDS: Final = 0.5
+"""How long those inside have to tell their clients that the engine did not wait for them."""
+SHORTEST_RETRY: Final = 1.0
+"""Seconds after which another try is said to be sensible, at least."""
 
 
 class Gate:
@@ -17,7 +23,7 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        self._open = True
+        self._until: float | None = None
         self._inside: set[anyio.CancelScope] = set()
         self._left = anyio.Event()
 
@@ -30,10 +36,11 @@ class Gate:
         """Be inside; the scope is cancelled if the server cannot wait for the end.
 
         Raises:
-            EngineClosed: the gate is closed.
+            EngineDraining: the gate is closed.
         """
-        if not self._open:
-            raise EngineClosed("the server is stopping and takes no more requests")
+        retry_after = self.retry_after
+        if retry_after is not None:
+            raise EngineDraining("the server is stopping and takes no more requests", retry_after=retry_after)
         scope = anyio.CancelScope()
         self._inside.add(scope)
         try:
@@ -44,9 +51,33 @@ class Gate:
             self._left.set()
             self._left = anyio.Event()
 
-    def close(self) -> None:
-        """Let nobody in any more."""
-        self._open = False
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds after which another server may have taken this one's place; None while the gate is open."""
+        return None if self._until is None else max(SHORTEST_RETRY, self._until - anyio.current_time())
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Let nobody in any more; those inside have so many seconds, as far as is known."""
+        if self._until is None:
+            self._until = anyio.current_time() + seconds
+
+    async def drain(
+        self, seconds: float, end: Callable[[float], Coroutine[Any, Any, object]] | None = None
+    ) -> None:
+        """Close, and wait until nobody is inside, for so many seconds.
+
+        Args:
+            seconds: how long.
+            end: ends what those inside wait for, after so many seconds; `Engine.drain`. They have half a
+                second more then to say so.
+        """
+        self.close(seconds)
+        with anyio.move_on_after(seconds if end is None else seconds + PARTING_SECONDS):
+            async with anyio.create_task_group() as tasks:
+                if end is not None:
+                    tasks.start_soon(end, seconds)
+                await self.wait_empty()
+                tasks.cancel_scope.cancel("nobody is inside")
 
     def cancel(self) -> None:
         """Cancel everybody inside."""

@@ -14,7 +14,8 @@ class ServiceLimits(Struct, frozen=True, kw_only=True):
         all_bodies_bytes: most bytes of bodies that are being read at once; more are refused with 429.
         messages: most messages of a conversation.
         parts: most parts of all its messages together.
-        health_seconds: longest time the heartbeat of `GET /health` may take; then 503.
+        health_seconds: longest time a heartbeat or a token may take that `GET /health` or a path under it
+            waits for; then 503.
         parting_seconds: longest time the last words to a client may take whose answer the server cut short.
     """
 

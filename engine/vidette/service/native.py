@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any, Final
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from vidette import Delta, Engine, FinishReason, GenerateReqInput, SamplingParams, Stream
 from vidette.api import UNSUPPORTED, UNSUPPORTED_SAMPLING
@@ -101,7 +101,7 @@ class Output(Struct, frozen=True):
     """
 
     text: str
-    output_ids: tuple[int, ...]
+    output_ids: tuple[int, ...] | Raw
     meta_info: MetaInfo
     index: int | UnsetType = UNSET
 
@@ -111,26 +111,39 @@ class NativeShape:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
+        self._said: dict[int | UnsetType, bytearray] = {}
 
     def whole(self, stream: Stream) -> Output:
         """Return the answer of a request that was read to its end."""
-        return self._output(stream, stream.completion().finish_reason)
+        return self._output(stream, stream.completion().finish_reason, stream.token_ids)
 
     def pieces(self, stream: Stream, delta: Delta) -> Iterator[Output]:
         """Yield what there is after a delta."""
-        yield self._output(stream, delta.finish_reason)
+        yield self._output(stream, delta.finish_reason, self._ids_so_far(delta))
 
     def piece(self, stream: Stream, delta: Delta, index: int) -> Output:
         """Return what there is of one of several answers after a delta."""
-        return self._output(stream, delta.finish_reason, index)
+        return self._output(stream, delta.finish_reason, self._ids_so_far(delta, index), index)
 
-    def _output(self, stream: Stream, reason: FinishReason | None, index: int | UnsetType = UNSET) -> Output:
-        ids = stream.token_ids
+    def _ids_so_far(self, delta: Delta, index: int | UnsetType = UNSET) -> Raw:
+        """Return all token ids so far as JSON, of which only those of the delta are written anew."""
+        said = self._said.setdefault(index, bytearray())
+        for token_id in delta.token_ids:
+            said += b",%d" % token_id
+        return Raw(b"[%b]" % bytes(said[1:]))
+
+    def _output(
+        self,
+        stream: Stream,
+        reason: FinishReason | None,
+        ids: tuple[int, ...] | Raw,
+        index: int | UnsetType = UNSET,
+    ) -> Output:
         meta = MetaInfo(
             id=stream.rid,
             finish_reason=None if reason is None else _as_dict(reason),
             prompt_tokens=stream.prompt_tokens,
-            completion_tokens=len(ids),
+            completion_tokens=stream.completion_tokens,
             resumed=stream.resumed,
             e2e_latency=UNSET if reason is None else time.monotonic() - self._began,
         )

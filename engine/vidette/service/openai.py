@@ -176,5 +176,5 @@ class OpenAI:
 
 
 def _usage(stream: Stream) -> Usage:
-    prompt, output = stream.prompt_tokens, len(stream.token_ids)
+    prompt, output = stream.prompt_tokens, stream.completion_tokens
     return Usage(prompt, output, prompt + output)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from http import HTTPStatus
 
 import anyio
 import msgspec
@@ -20,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from vidette.errors import EngineClosed, Error
 from vidette.service.bodies import BodyReader, ClientGone
-from vidette.service.errors import body_of, headers_of, status_of
+from vidette.service.errors import RETRY_AFTER, body_of, headers_of, retry_after, status_of
 from vidette.service.gate import Gate
 from vidette.service.limits import ServiceLimits
 
@@ -43,12 +44,14 @@ class Exchange:
     Args:
         scope: of the request.
         send: of the server.
+        gate: closed when the server stops; a 503 says then when to try again.
     """
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send, gate: Gate) -> None:
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self.body = b""
         self._send_message = send
+        self._gate = gate
         self._started = False
         self._in_events = False
 
@@ -97,7 +100,11 @@ class Exchange:
             self._in_events = False
 
     async def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        headers = list(headers)
+        seconds = self._gate.retry_after if status == HTTPStatus.SERVICE_UNAVAILABLE else None
+        if seconds is not None and all(name != RETRY_AFTER for name, _ in headers):
+            headers.append(retry_after(seconds))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
         self._started = True
 
     async def _send(self, message: dict[str, object]) -> None:
@@ -119,17 +126,27 @@ class Endpoint:
         gate: counts the requests inside.
         bodies: reads the bodies.
         limits: bounds of the service.
+        stopping: closed when the server stops; None: that is `gate`.
     """
 
-    def __init__(self, answer: Answer, *, gate: Gate, bodies: BodyReader, limits: ServiceLimits) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        gate: Gate,
+        bodies: BodyReader,
+        limits: ServiceLimits,
+        stopping: Gate | None = None,
+    ) -> None:
         self._answer = answer
         self._gate = gate
         self._bodies = bodies
         self._limits = limits
+        self._stopping = gate if stopping is None else stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; nothing but a cancellation from outside gets out."""
-        exchange = Exchange(scope, send)
+        exchange = Exchange(scope, send, self._stopping)
         try:
             with self._gate.enter() as stop:
                 await self._answer_watched(exchange, scope, receive)

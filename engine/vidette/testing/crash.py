@@ -196,6 +196,7 @@ class _Run:
 async def _kill(engine: Engine, victim: Victim, run: _Run, times: int) -> None:
     for _ in range(times):
         await run.wait_progress(BEGUN_TOKENS)
+        await engine.wait_turning()
         os.kill(next(p.pid for p in engine.statistics().processes if p.role == victim), signal.SIGKILL)
 
 

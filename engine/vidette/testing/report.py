@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -51,6 +51,7 @@ class Report(Struct, frozen=True):
         checks: what was measured.
         ledgers: what was held afterwards, if the command looks at that.
         notes: sentences for people.
+        faults: what was done to it on purpose, by kind, if the command does such things.
     """
 
     command: str
@@ -59,6 +60,7 @@ class Report(Struct, frozen=True):
     checks: list[Check]
     ledgers: dict[str, int] | None = None
     notes: list[str] = []
+    faults: dict[str, int] | None = None
 
     def to_json(self) -> str:
         """Return it as one line."""
@@ -91,6 +93,8 @@ def make_report(
     *,
     ledgers: dict[str, int] | None = None,
     notes: list[str] | None = None,
+    faults: Mapping[str, int] | None = None,
 ) -> Report:
     """Put a report together for this machine and version."""
-    return Report(command, version("vidette"), this_machine(), checks, ledgers, notes or [])
+    by_kind = None if faults is None else dict(sorted(faults.items()))
+    return Report(command, version("vidette"), this_machine(), checks, ledgers, notes or [], by_kind)

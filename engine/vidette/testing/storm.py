@@ -5,24 +5,33 @@
 Every worker owns one rid and uses it for one request after the other. What it checks, whatever happens:
 a request that is not left comes to its own end; it has as many tokens as its finish reason says; with the
 toy model the same prompt, parameters and seed always give the same text, also in the midst of the storm;
-afterwards every ledger in every process is zero, and the next request answers.
+the engine has counted one end for each request that it took; afterwards every ledger in every process is
+zero, and the next request answers.
+
+With `--kill-every N` a process of the engine, scheduler and detokenizer in turn, is killed (`kill -9`) each
+time another N requests have begun. Nothing else changes: the same has to hold for requests that go on after
+that as for any others.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 import time
+from contextlib import suppress
 from random import Random
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import anyio
 import msgspec
 from msgspec import Struct
 
 from vidette.api import Engine, open_engine
-from vidette.errors import Error
+from vidette.errors import EngineBroken, Error
 from vidette.front.stream import Completion, Stream
+from vidette.front.totals import Totals
 from vidette.testing.report import Check, check, make_report
 from vidette_protocol.messages import SamplingParams
 
@@ -30,17 +39,35 @@ PROMPTS = 24
 """How many different requests a storm repeats, so that texts can be compared."""
 FOLLOWING_SECONDS = 120.0
 """How long the request after the storm may take."""
-
+VICTIMS: Final = ("scheduler", "detokenizer")
+"""Who is killed, in turn; which of them first depends on the seed."""
+SUPERVISED: Final[dict[str, Any]] = {
+    "supervision": "restart",
+    "max_restarts": 1_000_000,
+    "restart_delay": 0.05,
+    "max_restart_delay": 0.05,
+}
+"""Options of an engine whose processes are killed over and over: it does not give up, nor wait longer."""
 
 Leave = Literal["never", "time", "deltas", "exception"]
 LEAVES: Final[tuple[Leave, ...]] = ("time", "deltas", "exception")
 
 
 class Outcome(Struct):
-    """What became of a storm's requests."""
+    """What became of a storm's requests.
+
+    Args:
+        finished: how many came to their own ends.
+        cancelled: how many were left before.
+        resumed: how many of those that finished had gone on after the death of a process.
+        killed: roles of the processes that were killed, in order.
+        errors: what went wrong, in sentences.
+    """
 
     finished: int = 0
     cancelled: int = 0
+    resumed: int = 0
+    killed: list[str] = []
     errors: list[str] = []
 
 
@@ -72,6 +99,7 @@ async def run_storm(
     seed: int = 0,
     streams: int = 48,
     compare: bool = True,
+    kill_every: int | None = None,
 ) -> Outcome:
     """Send requests and leave a share of them at random moments.
 
@@ -83,15 +111,20 @@ async def run_storm(
         streams: how many live at once.
         compare: whether equal requests must give equal texts (a model whose arithmetic depends on the
             batch may differ where two tokens are almost equally probable).
+        kill_every: kill a process each time so many requests have begun; the engine has to be supervised by
+            "restart" and to have processes. None: none is killed.
     """
     random = Random(seed)  # noqa: S311  a storm, not a secret
     plans = _plans(random, requests, cancel, _longest(engine))
     outcome = Outcome()
     texts: dict[tuple[str, SamplingParams], str] = {}
+    killer = _Killer(engine, outcome, kill_every, first=seed % len(VICTIMS))
+    before = engine.statistics()
 
     async def worker(rid: str) -> None:
         while plans:
             plan = plans.pop()
+            killer.note()
             try:
                 completion = await _run(engine, rid, plan)
             except StormFailure:
@@ -103,14 +136,88 @@ async def run_storm(
                     outcome.cancelled += 1
                 else:
                     outcome.finished += 1
+                    outcome.resumed += completion.resumed > 0
                     fault = _fault(plan, completion, texts if compare else None)
                     if fault is not None:
                         outcome.errors.append(fault)
 
-    async with anyio.create_task_group() as workers:
-        for number in range(min(streams, requests)):
-            workers.start_soon(worker, f"slot-{number}")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(killer.run)
+        async with anyio.create_task_group() as workers:
+            for number in range(min(streams, requests)):
+                workers.start_soon(worker, f"slot-{number}")
+        killer.stop()
+    with anyio.move_on_after(FOLLOWING_SECONDS) as quieting:
+        await engine.wait_quiet()
+    if quieting.cancelled_caught:
+        outcome.errors.append(f"something still lives after {FOLLOWING_SECONDS:g} s: {engine.statistics()}")
+    outcome.errors += _miscounted(before.totals, engine.statistics().totals)
     return outcome
+
+
+class _Killer:
+    """Kills a process each time that enough requests have begun.
+
+    Args:
+        engine: whose processes it kills.
+        outcome: what it kills is noted there.
+        every: how many requests have to begin before each; None: it kills nothing.
+        first: place in VICTIMS of whom it kills first.
+    """
+
+    def __init__(self, engine: Engine, outcome: Outcome, every: int | None, *, first: int) -> None:
+        self._engine = engine
+        self._outcome = outcome
+        self._every = every
+        self._first = first
+        self._begun = 0
+        self._due = 0
+        self._stopped = False
+        self._news = anyio.Event()
+
+    def note(self) -> None:
+        """Note that a request begins."""
+        self._begun += 1
+        if self._every is not None and self._begun % self._every == 0:
+            self._due += 1
+            self._news.set()
+
+    def stop(self) -> None:
+        """Note that no more will begin; whoever was killed is started again before `run` returns."""
+        self._stopped = True
+        self._news.set()
+
+    async def run(self) -> None:
+        """Kill, until told to stop."""
+        killed = self._outcome.killed
+        while not self._stopped:
+            if len(killed) == self._due:
+                await self._news.wait()
+                self._news = anyio.Event()
+                continue
+            victim = VICTIMS[(self._first + len(killed)) % len(VICTIMS)]
+            statistics = self._engine.statistics()
+            os.kill(next(p.pid for p in statistics.processes if p.role == victim), signal.SIGKILL)
+            killed.append(victim)
+            try:
+                with suppress(EngineBroken):  # told to whoever asks, once the death is noticed
+                    while True:
+                        await self._engine.heartbeat()
+                await self._engine.wait_turning()
+            except Error as error:
+                self._outcome.errors.append(f"after the death of the {victim}: {error}")
+                return
+
+
+def _miscounted(before: Totals, after: Totals) -> list[str]:
+    """Return in a sentence, if it is so, that the engine did not count one end for each request."""
+    begun = after.submitted - before.submitted
+    ended = _ends(after) - _ends(before)
+    return [] if begun == ended else [f"the engine counts {begun} requests, and {ended} ends of requests"]
+
+
+def _ends(totals: Totals) -> int:
+    return totals.finished + totals.aborted + totals.failed
 
 
 def _longest(engine: Engine) -> int:
@@ -191,8 +298,10 @@ def _fault(
 
 async def _main(options: argparse.Namespace) -> int:
     started = time.monotonic()
-    async with open_engine(options.model, topology=options.topology) as engine:
-        print(f"{options.requests} requests, {options.cancel:.0%} of them left early", file=sys.stderr)
+    supervised = SUPERVISED if options.kill_every else {}
+    async with open_engine(options.model, topology=options.topology, **supervised) as engine:
+        kills = f", and kill -9 after each {options.kill_every}" if options.kill_every else ""
+        print(f"{options.requests} requests, {options.cancel:.0%} of them left early{kills}", file=sys.stderr)
         outcome = await run_storm(
             engine,
             requests=options.requests,
@@ -200,6 +309,7 @@ async def _main(options: argparse.Namespace) -> int:
             seed=options.seed,
             streams=options.streams,
             compare=options.model == "toy",
+            kill_every=options.kill_every,
         )
         with anyio.move_on_after(FOLLOWING_SECONDS) as following:
             params = SamplingParams(max_new_tokens=4, temperature=0, ignore_eos=True)
@@ -211,7 +321,8 @@ async def _main(options: argparse.Namespace) -> int:
             await engine.heartbeat()
         if following.cancelled_caught:
             outcome.errors.append(f"the following request did not answer within {FOLLOWING_SECONDS} s")
-        ledgers = engine.statistics().ledgers
+        statistics = engine.statistics()
+    ledgers = statistics.ledgers
     leaks = ledgers.total()
     checks: list[Check] = [
         check("finished", outcome.finished, "requests"),
@@ -219,9 +330,19 @@ async def _main(options: argparse.Namespace) -> int:
         check("errors", len(outcome.errors), "requests"),
         check("leaks", leaks, "entries"),
     ]
-    report = make_report("storm", checks, ledgers=msgspec.structs.asdict(ledgers), notes=outcome.errors[:20])
-    for fault in outcome.errors[:20]:
-        print(fault, file=sys.stderr)
+    notes = outcome.errors[:20]
+    if options.kill_every:
+        checks += [
+            check("kills", len(outcome.killed), "kills"),
+            check("resumed", outcome.resumed, "requests"),
+        ]
+        notes.append(
+            f"killed: {', '.join(outcome.killed) or 'none'}; {statistics.totals.resumed} requests were "
+            f"resumed, {outcome.resumed} of them came to their own ends"
+        )
+    report = make_report("storm", checks, ledgers=msgspec.structs.asdict(ledgers), notes=notes)
+    for note in notes:
+        print(note, file=sys.stderr)
     counted = ", ".join(f"{int(item.value)} {item.name}" for item in checks)
     print(f"{counted} in {time.monotonic() - started:.1f} s", file=sys.stderr)
     if options.json:
@@ -237,12 +358,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of everything random")
     parser.add_argument("--streams", type=int, default=48, help="how many live at once (default 48)")
     parser.add_argument("--backend", choices=["asyncio", "trio"], default="asyncio")
-    parser.add_argument("--topology", choices=["processes", "inline"], default="inline")
+    parser.add_argument(
+        "--kill-every", type=int, metavar="N", help="kill a process each time N requests have begun"
+    )
+    parser.add_argument(
+        "--topology", choices=["processes", "inline"], help="(default inline; with --kill-every processes)"
+    )
     parser.add_argument("--model", default="toy", help="a known name, toy, or a GGUF file (default toy)")
     parser.add_argument("--json", action="store_true", help="print a report as the last line")
     options = parser.parse_args(argv)
     if options.requests < 1 or options.streams < 1 or not 0 <= options.cancel <= 1:
         parser.error("--requests and --streams are at least 1, --cancel is from 0 to 1")
+    if options.kill_every is not None:
+        if options.kill_every < 1:
+            parser.error("--kill-every is at least 1")
+        if options.topology == "inline":
+            parser.error("--kill-every kills processes, and with --topology inline there are none")
+    options.topology = options.topology or ("inline" if options.kill_every is None else "processes")
     try:
         return anyio.run(_main, options, backend=options.backend)
     except Error as error:

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import anyio
 import anyio.lowlevel
 
-from vidette.transport.framing import FrameReader, LinkClosed, Outbox
+from vidette.transport.framing import HIGH_WATER_BYTES, FrameReader, LinkClosed, Outbox
 from vidette_protocol.errors import RemoteProtocolError
 from vidette_protocol.limits import Limits
 
@@ -50,6 +50,18 @@ class FrameChannel(Protocol):
         """
         ...
 
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that were posted and wait."""
+        ...
+
+    async def wait_room(self) -> None:
+        """Wait until less than the high-water mark waits to be sent; a checkpoint only if it has to wait.
+
+        Raises:
+            LinkClosed: the other side is gone.
+        """
+
     async def run_writer(self) -> None:
         """Send what is posted until cancelled or until the other side is gone."""
 
@@ -63,15 +75,25 @@ class Channel:
     Args:
         sock: an AF_UNIX stream socket; the channel owns it from here on.
         max_frame: longest frame that is accepted.
+        high_water: bytes that wait to be sent from which on `wait_room()` waits.
     """
 
-    def __init__(self, sock: socket.socket, *, max_frame: int = Limits().frame_bytes) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        max_frame: int = Limits().frame_bytes,
+        high_water: int = HIGH_WATER_BYTES,
+    ) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self._sock = sock
         self._reader = FrameReader(max_frame)
         self._outbox = Outbox()
+        self.high_water = high_water
         self._posted = anyio.Event()
+        self._room: anyio.Event | None = None
+        self._unwritable = False
         self._unwaited = 0
         self._prompt = True
         self._expects_descriptor = False
@@ -126,6 +148,24 @@ class Channel:
         """Bytes that wait to be sent."""
         return self._outbox.nbytes
 
+    async def wait_room(self) -> None:
+        """Wait until less than the high-water mark waits to be sent; a checkpoint only if it has to wait.
+
+        Raises:
+            LinkClosed: the other side is gone.
+        """
+        while self._outbox.nbytes >= self.high_water:
+            if self._unwritable:
+                raise LinkClosed("the other side is gone")
+            if self._room is None:
+                self._room = anyio.Event()
+            await self._room.wait()
+
+    def _tell_room(self) -> None:
+        if self._room is not None:
+            self._room.set()
+            self._room = None
+
     def flush_nowait(self) -> bool:
         """Send what the socket takes at once; return whether nothing is left. Not while `run_writer` runs.
 
@@ -143,9 +183,13 @@ class Channel:
             # First of all: a writer that was cancelled may have left part of a frame.
             try:
                 while not self._outbox.flush(self._sock):
+                    self._tell_room()
                     await anyio.wait_writable(self._sock)
             except OSError:
+                self._unwritable = True
+                self._tell_room()
                 return
+            self._tell_room()
             self._prompt = True
             await self._posted.wait()
             self._posted = anyio.Event()

@@ -23,6 +23,8 @@ GROW_BYTES: Final = 64 * 1024
 """What is allocated at first for a larger frame, whatever length it announces."""
 BUFFERS_PER_SEND: Final = 512
 """Buffers put into one sendmsg (IOV_MAX is 1024)."""
+HIGH_WATER_BYTES: Final = 4 * 1024 * 1024
+"""With so much waiting to be sent, whoever makes it makes no more until the reader has caught up."""
 JOINED_BYTES: Final = 4096
 """A shorter frame is copied behind its header: one buffer costs less than two, by more than the copy."""
 

@@ -1,8 +1,13 @@
-"""`Link`: messages over a channel, opened by a handshake."""
+"""`Link`: messages over a channel, opened by a handshake.
+
+What may come when is judged by the machine of the protocol, `LinkMachine`. Once the link is open, a message
+that is no part of the handshake is not brought before it: nothing could be wrong with its order.
+"""
 
 from __future__ import annotations
 
 import os
+from typing import Final
 
 import anyio
 from msgspec import Struct
@@ -22,9 +27,20 @@ from vidette.transport.channel import FrameChannel
 from vidette.transport.framing import LinkClosed
 from vidette_protocol.codec import Codec
 from vidette_protocol.errors import DecodeError, RemoteProtocolError
-from vidette_protocol.messages import PROTOCOL_VERSION, Hello, Message
+from vidette_protocol.lifecycle import LinkEvent, LinkMachine, LinkState
+from vidette_protocol.messages import PROTOCOL_VERSION, Failed, Hello, Message, Ready
 from vidette_protocol.messages.bulk import ArenaCredit, ArenaOffer
 from vidette_protocol.schema import Schema, unknown_there
+
+OPEN: Final = LinkState.OPEN
+TURNS: Final[dict[type[Message], LinkEvent]] = {
+    Hello: LinkEvent.HELLO,
+    Ready: LinkEvent.READY,
+    Failed: LinkEvent.FAILED,
+    ArenaOffer: LinkEvent.MESSAGE,
+    ArenaCredit: LinkEvent.MESSAGE,
+}
+"""Messages that are looked at before they are handed on, and what each is to the machine."""
 
 
 class Link:
@@ -37,6 +53,8 @@ class Link:
         peer: who has to be at the other end.
         bulk: how large arrays and tensors are carried, if the codec allows bulk.
         recorder: writes every frame that is received; whoever opened it closes it.
+        opened: whether both ends know each other, and messages come without a handshake. If not, the other
+            end says Hello first, and Ready next if the codec receives that.
     """
 
     def __init__(
@@ -48,6 +66,7 @@ class Link:
         peer: str,
         bulk: BulkOptions | None = None,
         recorder: Recorder | None = None,
+        opened: bool = False,
     ) -> None:
         self.channel = channel
         self._codec = codec
@@ -57,6 +76,8 @@ class Link:
         self._other_end: Codec | None = None  # made when it is first needed
         self._other_schema: Schema | None = None  # of an end that describes its messages otherwise
         self._bulk = Bulk(channel, codec, BulkOptions() if bulk is None else bulk)
+        closed = LinkState.STARTING if Ready in codec.receives else LinkState.OPENING
+        self._machine = LinkMachine(OPEN if opened else closed)
 
     def post(self, message: Message | Prepared) -> None:
         """Queue a message for sending; synchronous, never blocks.
@@ -135,7 +156,7 @@ class Link:
             DecodeError: what came is no message of this link.
             RemoteProtocolError: the other end does what it may not.
         """
-        bulk = self._bulk
+        bulk, machine = self._bulk, self._machine
         try:
             if bulk.offer is not None:
                 await bulk.open_offered()
@@ -144,10 +165,14 @@ class Link:
                 if self._recorder is not None:
                     self._recorder.record(frame)
                 message = bulk.decode(frame)
+                if type(message) not in TURNS and machine.state is OPEN:
+                    return message
+                machine.receive(type(message).__name__, TURNS.get(type(message), LinkEvent.MESSAGE))
                 if not isinstance(message, ArenaOffer | ArenaCredit):
                     return message
                 await bulk.settle(message)
         except LinkClosed:
+            machine.close()
             bulk.end()
             raise
 
@@ -167,6 +192,7 @@ class Link:
 
     def release(self) -> None:
         """Give back what the link holds, but for its channel; idempotent. Nobody may use it any more."""
+        self._machine.close()
         self._bulk.close()
 
     def close(self) -> None:
@@ -222,3 +248,16 @@ class Link:
     def unknown_there(self, part: type[Struct]) -> frozenset[str]:
         """Return the fields of a struct inside of messages that the other end, if older, does not know."""
         return frozenset() if self._other_schema is None else unknown_there(self._other_schema, part)
+
+
+class RoleFailed(Exception):  # noqa: N818  what one is told of the other end, not an error of one's own
+    """A role says that it ends by a fault of its own; its exit will follow.
+
+    Args:
+        role: which.
+        failed: what it said.
+    """
+
+    def __init__(self, role: str, failed: Failed) -> None:
+        super().__init__(failed.message)
+        self.role = role

@@ -12,14 +12,21 @@ from typing import Self
 import anyio
 import anyio.lowlevel
 
-from vidette.transport.framing import LinkClosed
+from vidette.transport.framing import HIGH_WATER_BYTES, LinkClosed
 
 
 class MemoryChannel:
-    """One end of a channel between two tasks of the same loop; made by `pair()`."""
+    """One end of a channel between two tasks of the same loop; made by `pair()`.
 
-    def __init__(self) -> None:
+    Args:
+        high_water: bytes that the other end has not taken from which on `wait_room()` waits.
+    """
+
+    def __init__(self, *, high_water: int = HIGH_WATER_BYTES) -> None:
+        self._high_water = high_water
         self._frames: deque[bytes | bytearray] = deque()
+        self._unread = 0
+        self._taken: anyio.Event | None = None
         self._arrived = anyio.Event()
         self._closed = False
         self._peer: MemoryChannel | None = None
@@ -36,6 +43,7 @@ class MemoryChannel:
         peer = self._peer
         if peer is not None and not peer._closed:
             peer._frames.append(frame)
+            peer._unread += len(frame)
             peer._arrived.set()
 
     async def receive(self) -> bytes | bytearray:
@@ -50,7 +58,34 @@ class MemoryChannel:
                 raise LinkClosed("the link was closed")
             self._arrived = anyio.Event()
             await self._arrived.wait()
-        return self._frames.popleft()
+        frame = self._frames.popleft()
+        self._unread -= len(frame)
+        self._tell_taken()
+        return frame
+
+    def _tell_taken(self) -> None:
+        if self._taken is not None:
+            self._taken.set()
+            self._taken = None
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that were posted and that the other end has not taken."""
+        return 0 if self._peer is None else self._peer._unread
+
+    async def wait_room(self) -> None:
+        """Wait until the other end has taken all but less than the high-water mark.
+
+        Raises:
+            LinkClosed: one of the ends was closed.
+        """
+        peer = self._peer
+        while peer is not None and peer._unread >= self._high_water:
+            if self._closed:
+                raise LinkClosed("the link was closed")
+            if peer._taken is None:
+                peer._taken = anyio.Event()
+            await peer._taken.wait()
 
     async def run_writer(self) -> None:
         """Do nothing: posting delivers."""
@@ -62,10 +97,15 @@ class MemoryChannel:
             if end is not None:
                 end._closed = True
                 end._arrived.set()
+                end._tell_taken()
 
     @classmethod
-    def pair(cls) -> tuple[Self, Self]:
-        """Return two ends that are joined."""
-        left, right = cls(), cls()
+    def pair(cls, *, high_water: int = HIGH_WATER_BYTES) -> tuple[Self, Self]:
+        """Return two ends that are joined.
+
+        Args:
+            high_water: of both.
+        """
+        left, right = cls(high_water=high_water), cls(high_water=high_water)
         left._peer, right._peer = right, left
         return left, right

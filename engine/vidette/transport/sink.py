@@ -9,12 +9,8 @@ bounds what can pile up.
 from __future__ import annotations
 
 import socket
-from typing import Final
 
-from vidette.transport.framing import LinkClosed, Outbox
-
-HIGH_WATER_BYTES: Final = 4 * 1024 * 1024
-"""With this much parked, no new step is launched until the reader has caught up."""
+from vidette.transport.framing import HIGH_WATER_BYTES, LinkClosed, Outbox
 
 
 class Sink:

@@ -18,7 +18,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import anyio
 import msgspec
@@ -56,6 +57,18 @@ class ChildSpec(msgspec.Struct, kw_only=True, frozen=True):
     incarnation: int = 0
     backend: str = "asyncio"
     config: msgspec.Raw
+
+
+class Look(NamedTuple):
+    """What the kernel says of a process.
+
+    Args:
+        state: a letter, as `ps` has it; "X" if there is no such process.
+        cpu_s: CPU time of all its threads so far.
+    """
+
+    state: str
+    cpu_s: float
 
 
 class Child:
@@ -151,6 +164,10 @@ class Child:
             await anyio.wait_readable(self._pidfd)
         return status
 
+    def look(self) -> Look:
+        """Return what the kernel says of the child."""
+        return look_at(self.pid)
+
     def last_words(self) -> str:
         """Return the last lines the child said on stderr."""
         self._read()
@@ -171,6 +188,17 @@ class Child:
         for descriptor in (self._guard, self._stderr, self._pidfd):
             os.close(descriptor)
         self._pidfd = -1
+
+
+def look_at(pid: int) -> Look:
+    """Return what the kernel says of a process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return Look("X", 0.0)
+    # Behind its name, which may hold anything; times are in ticks.
+    state, *numbers = text.rpartition(") ")[2].split()
+    return Look(state, (int(numbers[10]) + int(numbers[11])) / os.sysconf("SC_CLK_TCK"))
 
 
 class _Tail:

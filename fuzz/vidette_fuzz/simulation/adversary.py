@@ -1,4 +1,4 @@
-"""`Adversary`: decides when what happens; `AdverseChannel`: frames that come when it pleases.
+"""`Adversary`: decides when what happens; `AdverseChannel`: frames that come when it pleases; `Tapped`: seen.
 
 A link keeps its order and loses nothing while both ends live; all else is allowed. A frame may be late, a
 link may stand still for a while, frames of different moments may come at once, and one frame may come in
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Final, NamedTuple, Self
 
@@ -55,6 +55,7 @@ class Adversary:
         self.journal = journal
         self._slow = random.choice([0.0, 0.0, 0.01, 0.1])
         self._step = random.choice([0.001, 0.01, 0.05])
+        self._busy = random.choice([0.0, 0.0, 0.01, 0.1])
 
     def weather(self) -> Weather:
         """Draw how a link behaves."""
@@ -73,6 +74,12 @@ class Adversary:
             self.journal.harm("slow_step")
             return self.random.uniform(0.5, 3.0)
         return self.random.uniform(0.1, 1.0) * self._step
+
+    async def keep_busy(self) -> None:
+        """Keep the program that the front is part of from its loop for a while, or not."""
+        if self._busy and self.chance(self._busy):
+            self.journal.harm("front_stall", "the front does not read for a while")
+            await anyio.sleep(self.while_(5.0))
 
     def chance(self, share: float) -> bool:
         """Return True in this share of cases."""
@@ -94,6 +101,7 @@ class _Way:
         """Set, and made anew, whenever something is taken."""
         self._adversary = adversary
         self._weather = adversary.weather()
+        self._high_water = adversary.random.choice([64, 1024, 1 << 20])
         self._reader = FrameReader(Limits().frame_bytes)
         self._pieces: deque[tuple[float, bytes]] = deque()
         self._last = 0.0
@@ -161,6 +169,16 @@ class _Way:
             fed = True
         return fed
 
+    async def wait_room(self) -> None:
+        told = False
+        while self.unread >= self._high_water:
+            if self._closed:
+                raise LinkClosed("the link was closed")
+            if not told:
+                self._adversary.journal.harm("full", f"the link {self.name} is full")
+                told = True
+            await self.taken.wait()
+
     def close(self) -> None:
         self._closed = True
         self._arrived.set()
@@ -195,6 +213,19 @@ class AdverseChannel:
         await anyio.lowlevel.checkpoint()
 
     @property
+    def queued_bytes(self) -> int:
+        """Bytes that were posted here, and that the other end has not taken."""
+        return self._outward.unread
+
+    async def wait_room(self) -> None:
+        """Wait until the other end has taken all but less than the adversary leaves room for.
+
+        Raises:
+            LinkClosed: one of the ends was closed.
+        """
+        await self._outward.wait_room()
+
+    @property
     def unread(self) -> int:
         """Bytes that were posted here, and that the other end has not taken."""
         return self._outward.unread
@@ -220,3 +251,41 @@ class AdverseChannel:
         """
         there, back = _Way(f"{left} to {right}", adversary), _Way(f"{right} to {left}", adversary)
         return cls(there, back), cls(back, there)
+
+
+class Tapped:
+    """A channel of which somebody sees what is received, and may delay it.
+
+    Args:
+        channel: tapped.
+        see: given each frame that is received.
+        before: awaited before each.
+    """
+
+    def __init__(
+        self,
+        channel: AdverseChannel,
+        see: Callable[[bytes | bytearray], None],
+        *,
+        before: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint,
+    ) -> None:
+        self._channel = channel
+        self._see = see
+        self._before = before
+        self.post = channel.post
+        self.post_pieces = channel.post_pieces
+        self.wait_room = channel.wait_room
+        self.run_writer = channel.run_writer
+        self.close = channel.close
+
+    @property
+    def queued_bytes(self) -> int:
+        """As the channel."""
+        return self._channel.queued_bytes
+
+    async def receive(self) -> bytes | bytearray:
+        """As the channel."""
+        await self._before()
+        frame = await self._channel.receive()
+        self._see(frame)
+        return frame

@@ -213,7 +213,7 @@ class Client:
     # --- what it asks --------------------------------------------------------------
 
     async def _ask_state(self, manager: SimulatedManager) -> None:
-        output = await manager.control(GetInternalStateReq(id=0))
+        output = await manager.calls.control(GetInternalStateReq(id=0))
         if not output.success:
             self._journal.violate(f"the scheduler does not tell its state: {output.message}")
 

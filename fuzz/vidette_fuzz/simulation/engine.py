@@ -26,7 +26,7 @@ from vidette.scheduler.loop import DEADLINE_GRACE, Command, Effects
 from vidette.scheduler.process import Lives, hear_front
 from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
-from vidette_fuzz.simulation.adversary import Adversary, AdverseChannel
+from vidette_fuzz.simulation.adversary import Adversary, AdverseChannel, Tapped
 from vidette_fuzz.simulation.observed import SimulatedDetokenizer, SimulatedLoop, SimulatedManager
 from vidette_fuzz.simulation.refinement import Refinement
 from vidette_fuzz.simulation.undisturbed import Undisturbed
@@ -162,7 +162,8 @@ class Generation:
             idle: set when nobody will ask any more.
         """
         scheduler, detokenizer = (self._front_ends[role][0] for role in ("scheduler", "detokenizer"))
-        ring = Ring(scheduler, _Tapped(detokenizer, self._see_text), codec=self.stock.front_codec)
+        texts = Tapped(detokenizer, self._see_text, before=self._adversary.keep_busy)
+        ring = Ring(scheduler, texts, codec=self.stock.front_codec)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(
                 ring.run_role, "scheduler", partial(self._live, "scheduler", self._run_scheduler)
@@ -268,7 +269,7 @@ class Generation:
     async def _run_scheduler(self) -> None:
         stock, config = self.stock, self._config
         front, below = self._front_ends["scheduler"][1], self._steps_ends[0]
-        up = Link(_Tapped(front, self._see_request), stock.scheduler_codec, role="scheduler", peer="front")
+        up = Link(Tapped(front, self._see_request), stock.scheduler_codec, role="scheduler", peer="front")
         down = Link(below, stock.step_codec, role="scheduler", peer="detokenizer")
         try:
             up.post_hello()
@@ -305,7 +306,7 @@ class Generation:
             return self._detokenizer
 
         try:
-            await run_detokenizer(_Tapped(above, self._see_row), front, table=self.stock.table, make=make)
+            await run_detokenizer(Tapped(above, self._see_row), front, table=self.stock.table, make=make)
         finally:
             above.close()
             front.close()
@@ -469,23 +470,6 @@ class Steps:
     @property
     def _full(self) -> bool:
         return self._channel.unread >= self._high_water
-
-
-class _Tapped:
-    """A channel of which somebody sees what is received."""
-
-    def __init__(self, channel: AdverseChannel, see: Callable[[bytes | bytearray], None]) -> None:
-        self._channel = channel
-        self._see = see
-        self.post = channel.post
-        self.post_pieces = channel.post_pieces
-        self.run_writer = channel.run_writer
-        self.close = channel.close
-
-    async def receive(self) -> bytes | bytearray:
-        frame = await self._channel.receive()
-        self._see(frame)
-        return frame
 
 
 async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:

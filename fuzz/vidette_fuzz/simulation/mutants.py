@@ -106,7 +106,7 @@ class _TellsOnlyTheStreams(SimulatedManager):
     """Tells the streams of a death, and nobody who has asked something else."""
 
     def end(self, failure: Callable[[], Error]) -> None:
-        questions, self._questions = self._questions, Questions()
+        questions, self._questions = self._questions, Questions(self.pulse)
         super().end(failure)
         self._questions = questions
 

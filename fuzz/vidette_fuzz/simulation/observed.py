@@ -164,6 +164,8 @@ class SimulatedManager(TokenizerManager):
             "rid slots": len(self._machine.key().slots),
             "groups": len(self._machine.key().groups),
             "routes": len(self._routes),
+            "admitted requests": len(self._admission),
+            "admitted tokens": self._admission.tokens,
             "questions": len(self._questions),
         }
 

@@ -35,11 +35,13 @@ from vidette_protocol.lifecycle.credits import CreditMachine as CreditMachine
 from vidette_protocol.lifecycle.credits import CreditState as CreditState
 from vidette_protocol.lifecycle.credits import Extent as Extent
 from vidette_protocol.lifecycle.detokenizer import DetokenizerMachine as DetokenizerMachine
+from vidette_protocol.lifecycle.front import AbortedAll as AbortedAll
 from vidette_protocol.lifecycle.front import FrontMachine as FrontMachine
 from vidette_protocol.lifecycle.front import FrontState as FrontState
 from vidette_protocol.lifecycle.front import How as How
 from vidette_protocol.lifecycle.front import Move as Move
 from vidette_protocol.lifecycle.front import Replaced as Replaced
+from vidette_protocol.lifecycle.link import LinkEvent as LinkEvent
 from vidette_protocol.lifecycle.link import LinkMachine as LinkMachine
 from vidette_protocol.lifecycle.link import LinkState as LinkState
 from vidette_protocol.lifecycle.pending import PendingDelta as PendingDelta

@@ -97,6 +97,19 @@ class Replaced(NamedTuple):
     post: bool
 
 
+class AbortedAll(NamedTuple):
+    """What became of all requests of a front that were aborted at once.
+
+    Args:
+        told: whose callers have to be told.
+        up_to: by replica, the last vid that it was sent: one AbortReq, for all up to that one, has to be
+            posted there.
+    """
+
+    told: tuple[Vid, ...]
+    up_to: dict[int, Vid]
+
+
 class Move(NamedTuple):
     """A request that goes on under another vid."""
 
@@ -217,6 +230,17 @@ class FrontMachine:
             The vids of which an AbortReq has to be posted.
         """
         return [vid for vid in self._groups.get(group, ()) if self.abort(vid)]
+
+    def abort_all(self) -> AbortedAll:
+        """Abort every request, whoever waits for it, those included that were not sent yet."""
+        told: list[Vid] = []
+        up_to: dict[int, Vid] = {}
+        for vid, entry in self._of(None):
+            if entry.state is not FrontState.CLOSING:
+                told.append(vid)
+                if self._move(vid, entry, FrontEvent.ABORT) is FrontState.CLOSING:
+                    up_to[entry.replica] = max(vid, up_to.get(entry.replica, vid))
+        return AbortedAll(tuple(told), up_to)
 
     def receive(self, vid: Vid, offset: int, count: int, end: End | None) -> Vid | None:
         """Judge a row that came from the detokenizer.

@@ -6,12 +6,17 @@ and nothing queues. It is as long as what its request has made since the caller 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Final, Generic, NamedTuple, Self, TypeVar
 
 from vidette_protocol.errors import LocalProtocolError
 
 EndT = TypeVar("EndT")
+
+UNPACKED: Final = 64
+"""Tokens, or pieces of text, that wait as they came. Measured, packed they take a tenth of the memory, and to
+pack each by itself takes three times as long."""
 
 
 class Taken(NamedTuple, Generic[EndT]):
@@ -29,11 +34,13 @@ class Taken(NamedTuple, Generic[EndT]):
 
 
 class PendingDelta(Generic[EndT]):
-    """What waits for one caller."""
+    """What waits for one caller: the last few rows as they came, and what came before them packed."""
 
-    __slots__ = ("_end", "_ids", "_taken", "_texts")
+    __slots__ = ("_end", "_ids", "_packed_ids", "_packed_text", "_taken", "_texts")
 
     def __init__(self) -> None:
+        self._packed_text: bytes | bytearray = b""
+        self._packed_ids: array[int] | None = None
         self._texts: list[str] = []
         self._ids: list[int] = []
         self._end: EndT | None = None
@@ -51,16 +58,36 @@ class PendingDelta(Generic[EndT]):
             self._texts.append(text)
         self._ids.extend(token_ids)
         self._end = end
+        if len(self._ids) >= UNPACKED or len(self._texts) >= UNPACKED:
+            self._pack()
+
+    def _pack(self) -> None:
+        if self._packed_ids is None:
+            self._packed_text, self._packed_ids = bytearray(), array("i")
+        self._packed_text += "".join(self._texts).encode("utf-8", "surrogatepass")
+        self._packed_ids.extend(self._ids)
+        self._texts.clear()
+        self._ids.clear()
 
     def take(self) -> Taken[EndT] | None:
         """Return all there is, once; None if there is nothing new."""
-        if not self:
-            return None
-        taken = Taken("".join(self._texts), tuple(self._ids), self._end)
-        self._texts.clear()
-        self._ids.clear()
-        self._taken = self._end is not None
+        taken = self.peek()
+        if taken is not None:
+            self._texts.clear()
+            self._ids.clear()
+            if self._packed_ids is not None:
+                self._packed_text, self._packed_ids = b"", None
+            self._taken = self._end is not None
         return taken
+
+    def peek(self) -> Taken[EndT] | None:
+        """Return what `take` would."""
+        if self._packed_ids is not None:
+            text = self._packed_text.decode("utf-8", "surrogatepass") + "".join(self._texts)
+            return Taken(text, (*self._packed_ids, *self._ids), self._end)
+        if self._ids or self._texts or (self._end is not None and not self._taken):
+            return Taken("".join(self._texts), tuple(self._ids), self._end)
+        return None
 
     @property
     def deltas(self) -> int:
@@ -74,11 +101,14 @@ class PendingDelta(Generic[EndT]):
 
     def __bool__(self) -> bool:
         """Return whether there is something new."""
-        return bool(self._ids or self._texts) or (self._end is not None and not self._taken)
+        news = bool(self._ids or self._texts) or self._packed_ids is not None
+        return news or (self._end is not None and not self._taken)
 
     def copy(self) -> Self:
         """Return an independent one in the same state."""
         twin = type(self)()
+        twin._packed_text = self._packed_text[:]
+        twin._packed_ids = None if self._packed_ids is None else self._packed_ids[:]
         twin._texts = self._texts.copy()
         twin._ids = self._ids.copy()
         twin._end = self._end
@@ -87,4 +117,5 @@ class PendingDelta(Generic[EndT]):
 
     def key(self) -> tuple[object, ...]:
         """Return a hashable picture: equal for those that behave alike from here on."""
-        return (*self._texts, *self._ids, self._end, self._taken)
+        packed = None if self._packed_ids is None else (bytes(self._packed_text), *self._packed_ids)
+        return (packed, *self._texts, *self._ids, self._end, self._taken)

@@ -250,6 +250,10 @@ class SchedulerMachine:
         """Live vids, in the order of their arrival."""
         return list(self._live)
 
+    def vids_up_to(self, last: Vid) -> list[Vid]:
+        """Live vids of one front up to one of its vids: what an abort of all of them is about."""
+        return [vid for vid in self._live if vid <= last and front_of(vid) == front_of(last)]
+
     @property
     def tombstones(self) -> int:
         """How many aborts are remembered for vids that were not there."""

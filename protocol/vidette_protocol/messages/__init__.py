@@ -47,6 +47,7 @@ from vidette_protocol.messages.columns import view_i32 as view_i32
 from vidette_protocol.messages.columns import view_i64 as view_i64
 from vidette_protocol.messages.control import Failed as Failed
 from vidette_protocol.messages.control import FreezeGCReq as FreezeGCReq
+from vidette_protocol.messages.control import GcState as GcState
 from vidette_protocol.messages.control import HeartbeatReq as HeartbeatReq
 from vidette_protocol.messages.control import Hello as Hello
 from vidette_protocol.messages.control import Ready as Ready

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from vidette_protocol.messages.base import Message, WireVid
+from vidette_protocol.messages.base import Message, Seconds, WireVid
 from vidette_protocol.messages.tags import Tag
 
 
@@ -66,6 +66,8 @@ class SchedulerLedger(Struct, array_like=True, frozen=True):
         tombstones: aborts remembered for vids that were not there.
         blocks_used: blocks of the KV pool that are taken.
         steps: steps taken since the start.
+        queue_age_s: how long the oldest of those that wait has waited.
+        step_s: how long the step before took; 0 if nothing is computed.
     """
 
     live: int = 0
@@ -73,6 +75,8 @@ class SchedulerLedger(Struct, array_like=True, frozen=True):
     tombstones: int = 0
     blocks_used: int = 0
     steps: int = 0
+    queue_age_s: float = 0.0
+    step_s: float = 0.0
 
 
 class HeartbeatReq(Message, tag=Tag.HEARTBEAT, kw_only=True, frozen=True):
@@ -94,14 +98,34 @@ class HeartbeatReq(Message, tag=Tag.HEARTBEAT, kw_only=True, frozen=True):
     detokenizer_open: int | None = None
 
 
+class GcState(Struct, array_like=True, frozen=True):
+    """The garbage collector of one process, as FreezeGCReq left it.
+
+    Args:
+        seconds: how long that took.
+        frozen: objects that are left out of collections.
+    """
+
+    seconds: float = 0.0
+    frozen: int = 0
+
+
 class FreezeGCReq(Message, tag=Tag.FREEZE_GC, kw_only=True, frozen=True):
     """Round the ring like HeartbeatReq: collect garbage once, then leave what lives now out of collections.
 
     Args:
         id: chosen by the front; says which call this answers.
+        duration_s: seconds after which a process un-freezes by itself; None: not before it is told to.
+        unfreeze: do the opposite: let all that was left out be collected again.
+        scheduler: filled in by the scheduler, if its process is not the front's.
+        detokenizer: filled in by the detokenizer, likewise.
     """
 
     id: int = 0
+    duration_s: Seconds | None = None
+    unfreeze: bool = False
+    scheduler: GcState | None = None
+    detokenizer: GcState | None = None
 
 
 class ShutdownReq(Message, tag=Tag.SHUTDOWN, kw_only=True, frozen=True):

@@ -1,20 +1,23 @@
 """`HandshakeWorld`: the two ends of one link, from the first Hello to the end.
 
-Both ends say Hello at once, so the two cross. Either may close at any moment: what it sent before still
-comes, and then the end of file. An end that misbehaves says things out of turn; the other one must refuse
-that, and deliver nothing of it.
+Both ends say Hello at once, so the two cross. End 0 may be a process that is being started: it says Ready
+once it has loaded what it needs, or that it failed, be it before its Hello. Either may close at any moment:
+what it sent before still comes, and then the end of file. An end that misbehaves says things out of turn; the
+other one must refuse that, and deliver nothing of it.
 
-Rules: nothing is delivered before a Hello, and one Hello only (4); nothing after the end was closed (2); who
-behaves is never accused; in the end both ends are closed (7, 8).
+Rules: what is delivered is in order, as a pattern says it that knows nothing of the machine: one Hello first,
+one Ready, nothing behind a failure (4); nothing after the end was closed (2); what is in order is never
+refused; in the end both ends are closed (7, 8).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple, Self
 
 from vidette_protocol.errors import RemoteProtocolError
-from vidette_protocol.lifecycle.link import LinkMachine, LinkState
+from vidette_protocol.lifecycle.link import LinkEvent, LinkMachine, LinkState
 from vidette_protocol.small_worlds.model import Model, Step
 
 
@@ -29,16 +32,32 @@ class HandshakeBounds(NamedTuple):
 
     Args:
         messages: most that each end says, its Hello included.
-        misbehaves: whether end 0 may say anything in any order.
+        misbehaves: whether end 0 may say something out of turn, which is the last that it says.
+        behaves: how many messages it says in turn before.
+        closes: whether either end may close at any moment.
+        loads: whether end 0 is a process that is being started.
     """
 
     messages: int = 3
     misbehaves: bool = False
+    behaves: int = 0
+    closes: bool = True
+    loads: bool = False
 
 
 HELLO: Final = "Hello"
+READY: Final = "Ready"
+FAILED: Final = "Failed"
 MESSAGE: Final = "Message"
 END_OF_FILE: Final = "end of file"
+
+EVENTS: Final = {HELLO: LinkEvent.HELLO, READY: LinkEvent.READY, FAILED: LinkEvent.FAILED}
+"""What a message is to the machine; all others are messages."""
+SAYINGS: Final = {"say hello": HELLO, "say ready": READY, "say failed": FAILED, "say": MESSAGE}
+"""What is said, by the name of the step."""
+ORDER: Final = re.compile("HM*")
+ORDER_OF_STARTED: Final = re.compile("F|H(F|RM*F?)?")
+"""What may be said, by first letters; beginnings of it included."""
 
 
 class End(NamedTuple):
@@ -74,7 +93,8 @@ class HandshakeWorld(Model):
     ) -> None:
         super().__init__()
         self._bounds = bounds
-        self.machines = [parts.link(), parts.link()]
+        starting = LinkState.STARTING if bounds.loads else LinkState.OPENING
+        self.machines = [parts.link(), parts.link(starting)]
         self.ends = [End(), End()]
 
     def copy(self) -> Self:
@@ -99,11 +119,9 @@ class HandshakeWorld(Model):
             if end.closed:
                 continue
             if len(end.said) < self._bounds.messages:
-                if not end.said or self._misbehaves(number):
-                    steps.append(Step("say hello", (number,)))
-                if end.said or self._misbehaves(number):
-                    steps.append(Step("say", (number,)))
-            steps.append(Step("close", (number,)))
+                steps.extend(Step(name, (number,)) for name in self._sayings(number, end.said))
+            if self._bounds.closes:
+                steps.append(Step("close", (number,)))
         return steps
 
     def _draining(self) -> Iterator[Step]:
@@ -116,10 +134,8 @@ class HandshakeWorld(Model):
     def _act(self, step: Step) -> None:
         (number,) = step.of
         match step.name:
-            case "say hello":
-                self._say(number, HELLO)
-            case "say":
-                self._say(number, MESSAGE)
+            case "say hello" | "say ready" | "say failed" | "say":
+                self._say(number, SAYINGS[step.name])
             case "arrive":
                 self._arrive(number)
             case "close":
@@ -143,15 +159,16 @@ class HandshakeWorld(Model):
         if name == END_OF_FILE:
             self._close(number)
             return
+        in_order = self._in_order(1 - number, *end.delivered, name)
         try:
-            self.machines[number].receive(name, hello=name == HELLO)
+            self.machines[number].receive(name, EVENTS.get(name, LinkEvent.MESSAGE))
         except RemoteProtocolError as error:
-            if not self._misbehaves(1 - number):
+            if in_order:
                 self._fault(f"RemoteProtocolError: {error}")
             self._close(number)
             return
         self._set(number, delivered=(*end.delivered, name))
-        if (name == HELLO) != (not end.delivered):
+        if not in_order:
             self._fault(f"4: end {number} is told of {name} after {len(end.delivered)} messages")
 
     def _close(self, number: int) -> None:
@@ -159,8 +176,22 @@ class HandshakeWorld(Model):
         self._set(number, closed=True, coming=())
         self._send(number, END_OF_FILE)
 
-    def _misbehaves(self, number: int) -> bool:
-        return self._bounds.misbehaves and number == 0
+    def _sayings(self, number: int, said: tuple[str, ...]) -> list[str]:
+        """List what an end may say next, by the name of the step."""
+        if said and not self._in_order(number, *said):
+            return []
+        names = [name for name in SAYINGS if self._loads(number) or SAYINGS[name] in (HELLO, MESSAGE)]
+        right = [name for name in names if self._in_order(number, *said, SAYINGS[name])]
+        may_slip = self._bounds.misbehaves and number == 0
+        return names if may_slip and (len(said) >= self._bounds.behaves or not right) else right
+
+    def _loads(self, number: int) -> bool:
+        return self._bounds.loads and number == 0
+
+    def _in_order(self, number: int, *messages: str) -> bool:
+        """Whether an end may say this, one after the other."""
+        order = ORDER_OF_STARTED if self._loads(number) else ORDER
+        return order.fullmatch("".join(message[0] for message in messages)) is not None
 
     def _set(self, number: int, **changes: object) -> None:
         self.ends[number] = self.ends[number]._replace(**changes)  # type: ignore[arg-type]
@@ -180,8 +211,8 @@ class HandshakeWorld(Model):
         """Return in a line what a step does."""
         (number,) = step.of
         match step.name:
-            case "say hello":
-                return f"end {number} says Hello"
+            case "say hello" | "say ready" | "say failed":
+                return f"end {number} says {SAYINGS[step.name]}"
             case "say":
                 return f"end {number} says something"
             case "arrive":

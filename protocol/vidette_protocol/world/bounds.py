@@ -19,6 +19,7 @@ class Bounds(NamedTuple):
         reuse_at_once: whether a rid is used again before its abort is acknowledged.
         replace: whether a request may take the rid of one that lives.
         group: how many requests may be submitted together, by one caller; 0: none.
+        abort_all: whether all requests of a front may be aborted at once.
         split_senders: whether aborts travel by a link of their own, so that one may overtake its request.
         chunks: how often a request lands before its first token (its prefill is chunked).
         deadlines: whether deadlines may pass at the scheduler.
@@ -36,6 +37,7 @@ class Bounds(NamedTuple):
     reuse_at_once: bool = True
     replace: bool = False
     group: int = 0
+    abort_all: bool = False
     split_senders: bool = False
     chunks: int = 0
     deadlines: bool = False
@@ -60,12 +62,13 @@ class Action(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """A request or an abort on its way to a scheduler."""
+    """A request or an abort on its way to a scheduler; `every` says: of all up to that vid."""
 
     vid: Vid
     abort: bool
     floor: Vid
     resumed: int = 0
+    every: bool = False
 
 
 class Stream(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from vidette_protocol.ids import Rid, Vid, front_of
 from vidette_protocol.lifecycle import FrontState, SchedulerMachine, SchedulerState
-from vidette_protocol.world.bounds import Action
+from vidette_protocol.world.bounds import Action, Stream
 
 if TYPE_CHECKING:
     from vidette_protocol.world.whole import World
@@ -112,6 +112,14 @@ def _callers(world: World) -> Iterator[Action]:
                 yield Action("send", (stream.vid,), replica=number)
     for scope in scopes:
         yield Action("leave", (scope,))
+    if world.bounds.abort_all:
+        for number in range(world.bounds.fronts):
+            if any(_waits(stream, number) for stream in world.streams.values()):
+                yield Action("abort all", front=number)
+
+
+def _waits(stream: Stream, front: int) -> bool:
+    return stream.here and not stream.ends and front_of(stream.vid) == front
 
 
 def _schedules(world: World, number: int, scheduler: SchedulerMachine) -> Iterator[Action]:
@@ -156,6 +164,7 @@ NAMES: Final = _BY_ITSELF | {
     "submit group",
     "group is refused",
     "leave",
+    "abort all",
     "launch",
     "land",
     "reject",

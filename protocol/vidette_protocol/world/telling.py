@@ -42,9 +42,14 @@ def tell(before: World, action: Action, after: World) -> str:
         case "leave":
             left = [stream.vid for stream in before.streams.values() if stream.scope == action.vids[0]]
             return f"the caller of {_vids(left)} leaves" + _posted(before, after)
+        case "abort all":
+            told = _vids(_who_heard(before, after))
+            return f"all requests of {front} are aborted; told: {told}" + _posted(before, after)
         case "request arrives" | "abort arrives":
-            what = "abort" if action.name == "abort arrives" else "request"
-            text = f"the {what} of vid {label(before.asks[between][0].vid)} reaches {scheduler}"
+            ask = before.asks[between][0]
+            what = "abort" if ask.abort else "request"
+            whose = f"of all up to vid {label(ask.vid)}" if ask.every else f"of vid {label(ask.vid)}"
+            text = f"the {what} {whose} reaches {scheduler}"
             return text + _says(before, action, after)
         case "overtaking abort arrives":
             text = (

@@ -218,6 +218,8 @@ class World:
                 self._send(vid, action.replica)
             case "leave":
                 self._leave(*action.vids)
+            case "abort all":
+                self._abort_all(action.front)
             case "request arrives" | "abort arrives":
                 self._ask(_first(self.asks, between), action.replica)
             case "overtaking abort arrives":
@@ -287,6 +289,18 @@ class World:
         for vid in front.abort_group(scope) if group else [vid for vid in vids if front.abort(vid)]:
             self._post_abort(front, vid)
 
+    def _abort_all(self, number: int) -> None:
+        front = self._front(number)
+        told, up_to = front.abort_all()
+        for vid in told:
+            self._note(self._first_of(vid), ends=True)
+        for stream in self.streams.values():
+            if stream.here and not stream.ends and front_of(stream.vid) == number:
+                self._fault(f"9: the caller of vid {label(stream.vid)} is not told that all were aborted")
+        for replica, vid in up_to.items():
+            # By the link of the requests: it must not overtake any.
+            self._post(self.asks, replica, Ask(vid, abort=True, floor=front.floor, every=True))
+
     def _post_abort(self, front: FrontMachine, vid: Vid) -> None:
         number = front.replica_of(vid)
         assert number is not None
@@ -301,7 +315,8 @@ class World:
     def _ask(self, ask: Ask, number: int) -> None:
         replica = self._replica(number)
         replica.scheduler.pass_floor(ask.floor)
-        replica.ask(ask.vid, abort=ask.abort, resumed=ask.resumed)
+        for vid in replica.scheduler.vids_up_to(ask.vid) if ask.every else (ask.vid,):
+            replica.ask(vid, abort=ask.abort, resumed=ask.resumed)
 
     def _hear(self, number: int, row: Row) -> None:
         to = self._front(number).receive(*row)

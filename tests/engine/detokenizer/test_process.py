@@ -177,8 +177,19 @@ async def test_questions_go_on_behind_what_came_before_them(kind: Kind) -> None:
         assert isinstance(await ends.front.receive(), BatchStrOutput)
         answer = HeartbeatReq(id=4, floor=2, scheduler=SchedulerLedger(live=2, steps=7), detokenizer_open=2)
         assert await ends.front.receive() == answer
-        assert await ends.front.receive() == FreezeGCReq(id=5)
-        assert gc.get_freeze_count() > 0
+        frozen = await ends.front.receive()
+        assert isinstance(frozen, FreezeGCReq)
+        assert frozen.detokenizer is not None
+        assert frozen.detokenizer.frozen >= gc.get_freeze_count() > 0
+        assert frozen == FreezeGCReq(id=5, detokenizer=frozen.detokenizer)
+
+
+async def test_it_unfreezes_by_itself_when_the_time_has_come(kind: Kind) -> None:
+    async with running(kind) as ends:
+        ends.scheduler.post(FreezeGCReq(id=5, duration_s=0.02))
+        assert isinstance(await ends.front.receive(), FreezeGCReq)
+        while gc.get_freeze_count():
+            await anyio.lowlevel.checkpoint()
 
 
 async def test_a_shutdown_ends_it(kind: Kind) -> None:

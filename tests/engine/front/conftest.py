@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+import gc
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar
 
@@ -10,6 +11,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from vidette.front.manager import TokenizerManager
@@ -52,8 +54,8 @@ ABORTED = FinishReason("abort", message="the caller ended the request")
 class RecordingChannel(MemoryChannel):
     """A channel that keeps what is posted into it."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.posted: list[bytes] = []
 
     def post(self, frame: bytes) -> None:
@@ -97,7 +99,14 @@ def ask(prompt: str | list[int] = "hello", *, rid: str | None = None, **params: 
 class Front:
     """A manager, and the other ends of its links."""
 
-    def __init__(self, *, max_requests: int = 100, front_id: int = 0, max_total_tokens: int = 100) -> None:
+    def __init__(
+        self,
+        *,
+        max_requests: int = 100,
+        front_id: int = 0,
+        max_total_tokens: int = 100,
+        **more: Any,
+    ) -> None:
         self._codec = Codec(sends=SCHEDULER_TO_FRONT, receives=FRONT_TO_SCHEDULER)
         self.offload = FakeOffload()
         self.ready = Ready(role="scheduler", max_total_tokens=max_total_tokens)
@@ -109,6 +118,7 @@ class Front:
             offload=self.offload,
             max_requests=max_requests,
             front_id=front_id,
+            **more,
         )
         self.fault: Exception | None = None
         """What ended the hearing of one of the links."""
@@ -121,12 +131,15 @@ class Front:
         self.posted = scheduler.posted
         """Frames that were sent to the scheduler."""
         self._read = 0
-        self.scheduler = Link(self.scheduler_channel, self._codec, role="scheduler", peer="front")
+        self.scheduler = Link(
+            self.scheduler_channel, self._codec, role="scheduler", peer="front", opened=True
+        )
         self.detokenizer = Link(
             self.detokenizer_channel,
             Codec(sends=DETOKENIZER_TO_FRONT, receives=FRONT_TO_DETOKENIZER),
             role="detokenizer",
             peer="front",
+            opened=True,
         )
         return (
             Link(
@@ -134,12 +147,14 @@ class Front:
                 Codec(sends=FRONT_TO_SCHEDULER, receives=SCHEDULER_TO_FRONT),
                 role="front",
                 peer="scheduler",
+                opened=True,
             ),
             Link(
                 detokenizer,
                 Codec(sends=FRONT_TO_DETOKENIZER, receives=DETOKENIZER_TO_FRONT),
                 role="front",
                 peer="detokenizer",
+                opened=True,
             ),
         )
 
@@ -193,3 +208,10 @@ class Front:
                 front._hear()
                 yield front
                 tasks.cancel_scope.cancel()
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_frozen() -> Iterator[None]:
+    """Give the garbage collector back what a test froze: it is the one of all tests."""
+    yield
+    gc.unfreeze()

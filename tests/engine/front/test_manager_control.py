@@ -6,7 +6,8 @@ import anyio
 import pytest
 from tests.engine.front.conftest import Front, ask
 
-from vidette.errors import EngineBroken, EngineClosed, Error
+from vidette.errors import EngineBroken, EngineClosed, Error, Overloaded
+from vidette.front.questions import MAX_QUESTIONS
 from vidette_fuzz.samples import SAMPLES
 from vidette_protocol.errors import RemoteProtocolError
 from vidette_protocol.messages import (
@@ -34,6 +35,40 @@ async def asked(front: Front, number: int = 1) -> list[ControlReq]:
     return [question for question in questions if isinstance(question, ControlReq)]
 
 
+async def test_no_more_is_asked_than_answers_may_be_due() -> None:
+    async with Front.serving() as front:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(MAX_QUESTIONS):
+                tasks.start_soon(front.manager.calls.control, GetInternalStateReq(id=0))
+            await asked(front, MAX_QUESTIONS)
+            tasks.cancel_scope.cancel()  # nobody waits any more, but the answers are due
+        with pytest.raises(Overloaded, match=r"^1024 answers are due from the scheduler; at most 1024 may$"):
+            await front.manager.heartbeat()
+        front.scheduler.post(GetInternalStateReqOutput(id=1))
+        await front.until(lambda: len(front.manager._questions) < MAX_QUESTIONS)
+        with anyio.move_on_after(0):
+            await front.manager.heartbeat()
+        assert len(front.manager._questions) == MAX_QUESTIONS
+
+
+async def test_answers_that_come_after_the_end_are_read_and_are_not_wrong() -> None:
+    async with Front.serving() as front:
+
+        async def give_up() -> None:
+            with pytest.raises(EngineBroken):
+                await front.manager.calls.control(GetInternalStateReq(id=0))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(give_up)
+            await asked(front)
+            front.manager.end(broken)
+        front.scheduler.post(GetInternalStateReqOutput(id=1))
+        front.detokenizer.post(HeartbeatReq(id=2))
+        await front.heard()
+        await front.until(lambda: not front.scheduler_channel.queued_bytes)
+        assert front.fault is None
+
+
 async def test_an_answer_is_returned_whatever_it_says() -> None:
     async with Front.serving() as front:
 
@@ -45,7 +80,7 @@ async def test_an_answer_is_returned_whatever_it_says() -> None:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(answer)
-            got = await front.manager.control(FlushCacheReqInput(id=99, timeout_s=1.5))
+            got = await front.manager.calls.control(FlushCacheReqInput(id=99, timeout_s=1.5))
         assert got == FlushCacheReqOutput(id=1, success=False, message="3 requests live")
         assert not front.manager._questions
 
@@ -63,7 +98,7 @@ async def test_every_control_message_is_sent_as_it_is_but_for_its_id(cls: type[C
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(answer)
             assert isinstance(sample, ControlReq)
-            got = await front.manager.control(sample)
+            got = await front.manager.calls.control(sample)
         assert type(got) is cls.output
 
 
@@ -72,10 +107,10 @@ async def test_answers_find_their_questions_in_any_order() -> None:
         got: dict[str, ControlOutput | HeartbeatReq] = {}
 
         async def flush() -> None:
-            got["flush"] = await front.manager.control(FlushCacheReqInput(id=0, deadline_s=9.0))
+            got["flush"] = await front.manager.calls.control(FlushCacheReqInput(id=0, deadline_s=9.0))
 
         async def state() -> None:
-            got["state"] = await front.manager.control(GetInternalStateReq(id=0, deadline_s=8.0))
+            got["state"] = await front.manager.calls.control(GetInternalStateReq(id=0, deadline_s=8.0))
 
         async def beat() -> None:
             got["beat"] = await front.manager.heartbeat()
@@ -110,7 +145,8 @@ async def test_control_does_not_wait_behind_requests() -> None:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(answer)
-            assert await front.manager.control(GetInternalStateReq(id=0)) == GetInternalStateReqOutput(id=1)
+            got = await front.manager.calls.control(GetInternalStateReq(id=0))
+            assert got == GetInternalStateReqOutput(id=1)
 
 
 # --- deadlines -------------------------------------------------------------------------------------
@@ -119,7 +155,7 @@ async def test_control_does_not_wait_behind_requests() -> None:
 async def test_without_an_answer_in_time_it_is_a_timeout_and_a_late_answer_is_dropped() -> None:
     async with Front.serving() as front:
         with pytest.raises(TimeoutError):
-            await front.manager.control(FlushCacheReqInput(id=0, deadline_s=0.0))
+            await front.manager.calls.control(FlushCacheReqInput(id=0, deadline_s=0.0))
         (question,) = await asked(front)
         assert question == FlushCacheReqInput(id=1, deadline_s=0.0)
         assert len(front.manager._questions) == 1  # its answer is still due
@@ -132,7 +168,7 @@ async def test_without_an_answer_in_time_it_is_a_timeout_and_a_late_answer_is_dr
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(answer)
-            assert await front.manager.control(FlushCacheReqInput(id=0)) == FlushCacheReqOutput(id=2)
+            assert await front.manager.calls.control(FlushCacheReqInput(id=0)) == FlushCacheReqOutput(id=2)
         assert front.fault is None
 
 
@@ -141,7 +177,7 @@ async def test_an_answer_that_is_not_due_is_a_fault_of_the_scheduler(answer: Con
     """To what was never asked, or a second one."""
     async with Front.serving() as front:
         with pytest.raises(TimeoutError):
-            await front.manager.control(FlushCacheReqInput(id=0, deadline_s=0.0))
+            await front.manager.calls.control(FlushCacheReqInput(id=0, deadline_s=0.0))
         front.scheduler.post(FlushCacheReqOutput(id=1))
         front.scheduler.post(answer)
         await front.until(lambda: front.fault is not None)
@@ -158,7 +194,7 @@ async def test_a_deadline_of_the_callers_travels_as_what_is_left_of_it() -> None
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(leave)
-                await front.manager.control(GetInternalStateReq(id=0))
+                await front.manager.calls.control(GetInternalStateReq(id=0))
         assert scope.cancelled_caught
         (question,) = await asked(front)
         # Whoever serves the test has a deadline as well, which comes first.
@@ -169,7 +205,7 @@ async def test_a_deadline_of_the_callers_travels_as_what_is_left_of_it() -> None
 async def test_a_deadline_that_is_over_travels_as_no_time_at_all() -> None:
     async with Front.serving() as front:
         with anyio.move_on_after(-1) as scope:
-            await front.manager.control(GetInternalStateReq(id=0))
+            await front.manager.calls.control(GetInternalStateReq(id=0))
         assert scope.cancelled_caught
         assert [question.deadline_s for question in front.sent() if isinstance(question, ControlReq)] == [0.0]
 
@@ -177,7 +213,7 @@ async def test_a_deadline_that_is_over_travels_as_no_time_at_all() -> None:
 async def test_without_any_deadline_none_travels() -> None:
     front = Front()  # nobody serves it, so nobody bounds it
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(front.manager.control, GetInternalStateReq(id=0))
+        tasks.start_soon(front.manager.calls.control, GetInternalStateReq(id=0))
         await front.until(lambda: len(front.posted) == 1)
         assert front.sent() == [GetInternalStateReq(id=1)]
         tasks.cancel_scope.cancel()
@@ -192,7 +228,7 @@ async def test_an_answer_of_another_class_is_a_fault_of_the_scheduler(wrong: Con
         question = GetInternalStateReq(id=0) if isinstance(wrong, FlushCacheReqOutput) else None
         async with anyio.create_task_group() as tasks:
             if question is not None:
-                tasks.start_soon(front.manager.control, question)
+                tasks.start_soon(front.manager.calls.control, question)
             else:
                 tasks.start_soon(front.manager.heartbeat)
             await front.until(lambda: len(front.posted) == 1)
@@ -207,7 +243,7 @@ async def test_an_answer_of_another_class_is_a_fault_of_the_scheduler(wrong: Con
 async def test_what_goes_round_the_ring_does_not_answer_a_control_message() -> None:
     async with Front.serving() as front:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(front.manager.control, GetInternalStateReq(id=0))
+            tasks.start_soon(front.manager.calls.control, GetInternalStateReq(id=0))
             await front.until(lambda: len(front.posted) == 1)
             front.detokenizer.post(FreezeGCReq(id=1))
             await front.until(lambda: front.fault is not None)
@@ -221,7 +257,7 @@ async def test_the_end_of_the_engine_is_the_answer_of_all_that_wait() -> None:
 
         async def expect() -> None:
             with pytest.raises(EngineBroken) as caught:
-                await front.manager.control(GetInternalStateReq(id=0))
+                await front.manager.calls.control(GetInternalStateReq(id=0))
             errors.append(caught.value)
 
         async with anyio.create_task_group() as tasks:
@@ -238,5 +274,5 @@ async def test_after_the_end_nothing_is_asked() -> None:
         front.manager.shutdown()
         front.sent()
         with pytest.raises(EngineClosed):
-            await front.manager.control(GetInternalStateReq(id=0))
+            await front.manager.calls.control(GetInternalStateReq(id=0))
         assert front.sent() == []

@@ -333,7 +333,7 @@ async def test_questions_fail_at_once_with_the_cause_until_there_is_a_ring() -> 
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(expect, front.manager.heartbeat)
-            tasks.start_soon(expect, front.manager.freeze_gc)
+            tasks.start_soon(expect, front.manager.calls.freeze_gc)
             await front.until(lambda: len(front.posted) == 2)
             front.manager.lose(killed)
         await expect(front.manager.heartbeat)
@@ -402,8 +402,7 @@ def test_what_is_said_again_is_left_out_however_it_is_cut() -> None:
             if heard:
                 stream.deliver(StrRow(1, 0, (1, 2, 3, 4)[:heard], None, "abcd"[:heard]))
             stream.move(stream.vid)
-            for start, end in ((0, cut), (cut, 4)):
-                reason = STOP if end == 4 else None
+            for start, end, reason in ((0, cut, None), (cut, 4, STOP)):
                 stream.deliver(StrRow(1, start, (1, 2, 3, 4)[start:end], reason, "abcd"[start:end]))
             assert stream.heard_ids == (1, 2, 3, 4)
 

@@ -17,9 +17,9 @@ from vidette.errors import (
     Error,
     Overloaded,
 )
-from vidette.front.manager import RoleFailed
 from vidette.front.totals import Totals
 from vidette.transport.framing import LinkClosed
+from vidette.transport.link import RoleFailed
 from vidette_protocol.errors import DecodeError, RemoteProtocolError
 from vidette_protocol.ids import make_vid
 from vidette_protocol.messages import (
@@ -71,7 +71,7 @@ async def test_answers_find_their_questions_in_any_order() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask_for, "first", front.manager.heartbeat)
             await front.until(lambda: len(front.posted) == 1)
-            tasks.start_soon(ask_for, "second", front.manager.freeze_gc)
+            tasks.start_soon(ask_for, "second", front.manager.calls.freeze_gc)
             await front.until(lambda: len(front.posted) == 2)
             assert front.sent() == [HeartbeatReq(id=1), FreezeGCReq(id=2)]
             front.detokenizer.post(FreezeGCReq(id=2))
@@ -161,7 +161,7 @@ async def test_its_end_wakes_every_waiter_with_an_error_of_its_own() -> None:
             front.offload.gate = anyio.Event()
             tasks.start_soon(expect, tokenise)
             tasks.start_soon(expect, front.manager.heartbeat)
-            tasks.start_soon(expect, front.manager.freeze_gc)
+            tasks.start_soon(expect, front.manager.calls.freeze_gc)
             tasks.start_soon(front.manager.wait_quiet)
             await front.until(lambda: len(front.posted) == 3 and front.offload.begun == 2)
             front.manager.end(broken)
@@ -179,7 +179,7 @@ async def test_after_its_end_nothing_is_served_and_the_first_end_counts() -> Non
         front.manager.end(lambda: EngineClosed("too late"))
         front.manager.shutdown()
         render_chat = partial(front.manager.render_chat, [])
-        for wait in (front.manager.heartbeat, front.manager.freeze_gc, render_chat):
+        for wait in (front.manager.heartbeat, front.manager.calls.freeze_gc, render_chat):
             with pytest.raises(EngineBroken):
                 await wait()
         with pytest.raises(EngineBroken):

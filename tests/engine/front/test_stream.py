@@ -92,10 +92,10 @@ async def test_a_read_returns_everything_whatever_was_taken_before(stream: Strea
 
 
 async def test_there_is_no_completion_before_the_end(stream: Stream) -> None:
-    for _ in range(2):
+    for reason in (None, LENGTH):
+        stream.deliver(row("a", 1, reason=reason))
         with pytest.raises(RuntimeError, match=r"^the stream has not been read to its end$"):
-            stream.completion()
-        stream.deliver(row("a", 1, reason=LENGTH))  # it has come, but was not taken
+            stream.completion()  # it has come, but was not taken
     await stream.read()
     assert stream.completion().finish_reason == LENGTH
 

@@ -91,6 +91,7 @@ class Running:
         make_loop: Callable[[], StepLoop] | None = None,
         high_water: int = 1 << 20,
         little_room: bool = False,
+        collects: bool = True,
     ) -> None:
         self.model = model if model is not None else FakeModel(context_len=20_000)
         self._make_loop = make_loop or partial(
@@ -114,6 +115,7 @@ class Running:
             Codec(sends=SCHEDULER_TO_DETOKENIZER, receives=DETOKENIZER_TO_SCHEDULER),
             tell=self._tell,
             clock=self._clock,
+            collects=collects,
         )
         self.thread = threading.Thread(target=self._run, name="compute")
 
@@ -280,8 +282,35 @@ def test_it_freezes_what_lives_and_says_so() -> None:
     assert gc.get_freeze_count() == 0
     with Running() as running:
         running.post(FreezeGCReq(id=3))
-        assert running.reader.next() == FreezeGCReq(id=3)
+        answer = running.reader.next()
+        assert isinstance(answer, FreezeGCReq)
+        assert answer.scheduler is not None
+        assert answer.scheduler.seconds > 0
+        assert answer.scheduler.frozen >= gc.get_freeze_count() > 0
+        assert answer == FreezeGCReq(id=3, scheduler=answer.scheduler)
+        running.post(FreezeGCReq(id=4, unfreeze=True))
+        answer = running.reader.next()
+        assert isinstance(answer, FreezeGCReq)
+        assert answer.scheduler is not None
+        assert answer.scheduler.frozen == gc.get_freeze_count() == 0
+
+
+def test_it_unfreezes_by_itself_when_the_time_has_come() -> None:
+    with Running() as running:
+        running.post(FreezeGCReq(id=3, duration_s=0.01))
+        assert isinstance(running.reader.next(), FreezeGCReq)
+        running.wait_asleep()
         assert gc.get_freeze_count() > 0
+        running.turn_clock_to(0.01)  # nobody posts anything: the clock alone wakes it
+        wait_until(lambda: gc.get_freeze_count() == 0)
+
+
+def test_a_collector_that_is_not_the_schedulers_is_left_alone() -> None:
+    with Running(collects=False) as running:
+        running.post(FreezeGCReq(id=3, duration_s=0.0), FreezeGCReq(id=4))
+        assert running.reader.next() == FreezeGCReq(id=3, duration_s=0.0)
+        assert running.reader.next() == FreezeGCReq(id=4)
+        assert gc.get_freeze_count() == 0
 
 
 # --- a slow reader ---------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ CODEC = hook_custom_types(front_codec(), Ask)
 async def ask(handler: Any, *questions: Ask) -> list[Message]:
     """Return the answers to questions, in the order in which they come."""
     ours, theirs = MemoryChannel.pair()
-    front = Link(ours, CODEC, role="front", peer="scheduler")
-    scheduler = Link(theirs, CODEC.mirrored(), role="scheduler", peer="front")
+    front = Link(ours, CODEC, role="front", peer="scheduler", opened=True)
+    scheduler = Link(theirs, CODEC.mirrored(), role="scheduler", peer="front", opened=True)
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
             answering = Answering({Ask: handler}, scheduler, tasks)
@@ -101,7 +101,7 @@ async def test_a_handler_that_is_late_is_cancelled() -> None:
         raise AssertionError("it slept for ever, and woke up")
 
     _, theirs = MemoryChannel.pair()
-    scheduler = Link(theirs, CODEC.mirrored(), role="scheduler", peer="front")
+    scheduler = Link(theirs, CODEC.mirrored(), role="scheduler", peer="front", opened=True)
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
             assert Answering({Ask: handler}, scheduler, tasks).begin(Ask(id=3, deadline_s=0.0))
@@ -110,6 +110,6 @@ async def test_a_handler_that_is_late_is_cancelled() -> None:
 
 async def test_what_has_no_handler_is_left_to_others() -> None:
     _, theirs = MemoryChannel.pair()
-    scheduler = Link(theirs, CODEC.mirrored(), role="scheduler", peer="front")
+    scheduler = Link(theirs, CODEC.mirrored(), role="scheduler", peer="front", opened=True)
     async with anyio.create_task_group() as tasks:
         assert not Answering({}, scheduler, tasks).begin(GetInternalStateReq(id=1))

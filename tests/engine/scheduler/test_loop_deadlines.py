@@ -33,7 +33,7 @@ def test_a_running_one_ends_and_keeps_what_it_has_made() -> None:
     assert driver.heard.ends == {1: EXPIRED}
     assert driver.heard.tokens[1] == foretell([5, 6, 7], command.sampling_params)[0][:2]
     assert len(driver.model.plans) == computed  # told at once, as the end by an abort is
-    assert driver.ledger == SchedulerLedger(live=1, blocks_used=1, steps=2)
+    assert driver.ledger == SchedulerLedger(live=1, blocks_used=1, steps=2, step_s=DUE)
     driver.run()
     assert driver.end(2) == "length"
     driver.assert_nothing_is_held()

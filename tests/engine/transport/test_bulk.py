@@ -72,8 +72,8 @@ class Ends:
 
     def __init__(self, left: Any, right: Any, **options: Any) -> None:
         settings = BulkOptions(**{"arena_bytes": ARENA, **options})
-        self.left = Link(left, codec(), role="left", peer="right", bulk=settings)
-        self.right = Link(right, codec(), role="right", peer="left", bulk=settings)
+        self.left = Link(left, codec(), role="left", peer="right", bulk=settings, opened=True)
+        self.right = Link(right, codec(), role="right", peer="left", bulk=settings, opened=True)
         self.arrived: list[Blob] = []
         self.fault: Exception | None = None
         self.news = anyio.Event()
@@ -187,8 +187,8 @@ async def test_a_frame_longer_than_the_other_end_accepts_is_not_sent() -> None:
 
 async def test_a_link_without_bulk_has_the_same_interface() -> None:
     left, right = MemoryChannel.pair()
-    sender = Link(left, codec(bulk=False), role="left", peer="right")
-    receiver = Link(right, codec(bulk=False), role="right", peer="left")
+    sender = Link(left, codec(bulk=False), role="left", peer="right", opened=True)
+    receiver = Link(right, codec(bulk=False), role="right", peer="left", opened=True)
     async with sender.reserve(Room((LARGE,), "uint8")) as (value,):
         value[:] = tensor()
         async with sender.prepare(Blob(data=value)) as prepared:
@@ -623,7 +623,7 @@ async def test_a_read_only_consumer_gets_read_only_arrays_and_tensors_of_its_own
 async def test_credits_go_along_with_what_is_posted() -> None:
     ours, theirs = map(Channel, socket_pair())
     left, right = (
-        Link(channel, codec(), role="x", peer="y", bulk=BulkOptions(arena_bytes=ARENA))
+        Link(channel, codec(), role="x", peer="y", bulk=BulkOptions(arena_bytes=ARENA), opened=True)
         for channel in (ours, theirs)
     )
     async with left.reserve(Room((LARGE,), "uint8")) as (value,):
@@ -671,7 +671,9 @@ async def test_a_bell_without_a_return_is_heard_once() -> None:
 def test_every_wait_is_a_checkpoint() -> None:
     async def main() -> None:
         left, right = map(Channel, socket_pair())
-        link = Link(left, codec(), role="left", peer="right", bulk=BulkOptions(arena_bytes=ARENA))
+        link = Link(
+            left, codec(), role="left", peer="right", bulk=BulkOptions(arena_bytes=ARENA), opened=True
+        )
         for message in (Blob(data=1), Blob(data=tensor())):
             with trio.testing.assert_checkpoints():
                 async with link.prepare(message):

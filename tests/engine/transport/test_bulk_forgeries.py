@@ -62,7 +62,8 @@ class Forger:
     def __init__(self, **options: Any) -> None:
         ours, theirs = socket_pair()
         self.channel = Channel(theirs)
-        self.link = Link(Channel(ours), codec(), role="right", peer="left", bulk=BulkOptions(**options))
+        bulk = BulkOptions(**options)
+        self.link = Link(Channel(ours), codec(), role="right", peer="left", bulk=bulk, opened=True)
         self.codec = codec()
 
     def offer(self, nbytes: int, file: FileIO | None) -> None:

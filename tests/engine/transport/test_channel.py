@@ -14,7 +14,13 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
-from vidette.transport.channel import FRAMES_PER_CHECKPOINT, FRAMES_PER_READ, Channel, socket_pair
+from vidette.transport.channel import (
+    FRAMES_PER_CHECKPOINT,
+    FRAMES_PER_READ,
+    SEND_BUFFER_BYTES,
+    Channel,
+    socket_pair,
+)
 from vidette.transport.framing import HEADER, RECEIVE_BYTES, LinkClosed
 from vidette_protocol.errors import RemoteProtocolError
 
@@ -562,3 +568,53 @@ async def test_a_descriptor_of_a_directory_is_refused_and_closed(
     os.close(directory)
     with pytest.raises(RemoteProtocolError, match="other descriptors came than the one file"):
         await channel.receive()
+
+
+# --- room ------------------------------------------------------------------------------------------
+
+
+async def test_whoever_makes_more_than_is_read_waits_for_room() -> None:
+    left, right = (Channel(sock, high_water=1000) for sock in socket_pair())
+    frame = b"x" * SEND_BUFFER_BYTES
+    sent = 0
+
+    async def make() -> None:
+        nonlocal sent
+        for _ in range(20):
+            await left.wait_room()
+            left.post(frame)
+            sent += 1
+
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(left.run_writer)
+            tasks.start_soon(make)
+            await anyio.wait_all_tasks_blocked()
+            assert sent < 5
+            assert 1000 <= left.queued_bytes <= len(frame) + HEADER.size
+            for _ in range(20):
+                assert await right.receive() == frame
+            await left.wait_room()
+            assert (sent, left.queued_bytes) == (20, 0)
+            tasks.cancel_scope.cancel()
+    left.close()
+    right.close()
+
+
+async def test_whoever_waits_for_room_is_told_when_the_other_side_is_gone() -> None:
+    left, right = (Channel(sock, high_water=1) for sock in socket_pair())
+    left.post(b"x" * 10 * SEND_BUFFER_BYTES)
+
+    async def wait() -> None:
+        with pytest.raises(LinkClosed):
+            await left.wait_room()
+
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(left.run_writer)
+            for _ in range(2):
+                tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            right.close()
+        await wait()
+    left.close()

@@ -11,17 +11,21 @@ import pytest
 from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
 from vidette.transport.memory import MemoryChannel
-from vidette_protocol.codec import Codec
+from vidette_protocol.codec import Codec, front_codec
 from vidette_protocol.errors import DecodeError, LocalProtocolError, RemoteProtocolError
 from vidette_protocol.messages import (
     PROTOCOL_VERSION,
     AbortReq,
+    Failed,
     FreezeGCReq,
+    GetInternalStateReqOutput,
     Hello,
+    Message,
     Ready,
     SamplingParams,
     ShutdownReq,
 )
+from vidette_protocol.messages.bulk import ArenaOffer
 from vidette_protocol.messages.catalogue import FRONT_TO_SCHEDULER, SCHEDULER_TO_FRONT
 
 FRONT = Codec(sends=FRONT_TO_SCHEDULER, receives=SCHEDULER_TO_FRONT)
@@ -36,14 +40,25 @@ class Ends(NamedTuple):
     raw: MemoryChannel
 
 
-@pytest.fixture
-def ends() -> Ends:
+def make_ends(*, opened: bool) -> Ends:
     left, right = MemoryChannel.pair()
     return Ends(
-        Link(left, FRONT, role="front", peer="scheduler"),
-        Link(right, SCHEDULER, role="scheduler", peer="front"),
+        Link(left, FRONT, role="front", peer="scheduler", opened=opened),
+        Link(right, SCHEDULER, role="scheduler", peer="front", opened=opened),
         right,
     )
+
+
+@pytest.fixture
+def ends() -> Ends:
+    """Before the handshake."""
+    return make_ends(opened=False)
+
+
+@pytest.fixture
+def open_ends() -> Ends:
+    """Of a link that has no handshake."""
+    return make_ends(opened=True)
 
 
 def hello(**changes: object) -> Hello:
@@ -135,18 +150,63 @@ async def test_a_side_whose_messages_have_fields_appended_is_talked_to(ends: End
     assert await ends.scheduler.receive() == AbortReq(vid=5)
 
 
-async def test_messages_arrive_in_order(ends: Ends) -> None:
+READY = Ready(role="scheduler")
+FAILED = Failed(role="scheduler", message="no such file")
+STATE = GetInternalStateReqOutput(id=1)
+
+
+@pytest.mark.parametrize(
+    "said", [[FAILED], [hello(), FAILED], [hello(), READY, STATE, STATE], [hello(), READY, FAILED]]
+)
+async def test_whoever_is_started_says_hello_then_ready_or_that_it_failed(
+    ends: Ends, said: list[Message]
+) -> None:
+    for message in said:
+        ends.scheduler.post(message)
+    assert [await ends.front.receive() for _ in said] == said
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ([STATE], "a link opens with Hello, not with GetInternalStateReqOutput"),
+        ([hello(), STATE], "GetInternalStateReqOutput came instead of Ready"),
+        ([hello(), hello()], "Hello came instead of Ready"),
+        ([hello(), READY, hello()], "Hello came after the handshake"),
+        ([hello(), READY, READY], "Ready came after the handshake"),
+        ([FAILED, hello()], "Hello came after Failed"),
+        ([hello(), READY, FAILED, STATE], "GetInternalStateReqOutput came after Failed"),
+    ],
+)
+async def test_what_is_out_of_turn_is_not_delivered(ends: Ends, said: list[Message], told: str) -> None:
+    for message in said:
+        ends.scheduler.post(message)
+    assert [await ends.front.receive() for _ in said[:-1]] == said[:-1]
+    with pytest.raises(RemoteProtocolError, match=f"^{told}$"):
+        await ends.front.receive()
+
+
+async def test_an_arena_is_not_offered_before_hello() -> None:
+    ours, theirs = MemoryChannel.pair()
+    codec = front_codec()
+    link = Link(ours, codec, role="front", peer="scheduler")
+    theirs.post(codec.mirrored().encode(ArenaOffer(nbytes=1 << 20)))
+    with pytest.raises(RemoteProtocolError, match=r"^a link opens with Hello, not with ArenaOffer$"):
+        await link.receive()
+
+
+async def test_messages_arrive_in_order(open_ends: Ends) -> None:
     messages = [AbortReq(vid=number, floor=number // 2) for number in range(20)]
     for message in messages:
-        ends.front.post(message)
-    assert messages == [await ends.scheduler.receive() for _ in messages]
+        open_ends.front.post(message)
+    assert messages == [await open_ends.scheduler.receive() for _ in messages]
 
 
-async def test_a_message_of_another_link_cannot_be_posted(ends: Ends) -> None:
+async def test_a_message_of_another_link_cannot_be_posted(open_ends: Ends) -> None:
     with pytest.raises(LocalProtocolError, match="Ready does not travel this way"):
-        ends.front.post(Ready(role="front"))
-    ends.front.post(ShutdownReq())
-    assert await ends.scheduler.receive() == ShutdownReq()  # and nothing was sent
+        open_ends.front.post(Ready(role="front"))
+    open_ends.front.post(ShutdownReq())
+    assert await open_ends.scheduler.receive() == ShutdownReq()  # and nothing was sent
 
 
 @pytest.mark.parametrize(
@@ -167,8 +227,10 @@ async def test_what_is_no_message_of_this_link_is_refused(ends: Ends, frame: byt
 
 async def test_the_end_of_the_channel_is_the_end_of_the_link(ends: Ends) -> None:
     ends.raw.close()
-    with pytest.raises(LinkClosed):
-        await ends.front.receive_hello()
+    for _ in range(2):
+        with pytest.raises(LinkClosed):
+            await ends.front.receive_hello()
+    ends.front.close()
 
 
 async def test_what_an_older_end_does_not_know_is_known_here() -> None:

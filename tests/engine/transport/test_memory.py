@@ -126,3 +126,40 @@ async def test_a_frame_in_pieces_is_memory_of_its_own() -> None:
     frame = await right.receive()
     assert frame == b"head memory"
     assert isinstance(frame, bytearray)
+
+
+async def test_whoever_makes_more_than_is_read_waits_for_room() -> None:
+    left, right = MemoryChannel.pair(high_water=100)
+    sent = 0
+
+    async def make() -> None:
+        nonlocal sent
+        for _ in range(20):
+            await left.wait_room()
+            left.post(b"x" * 60)
+            sent += 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(make)
+        await anyio.wait_all_tasks_blocked()
+        assert (sent, left.queued_bytes) == (2, 120)
+        for _ in range(20):
+            await right.receive()
+    assert (sent, left.queued_bytes, right.queued_bytes) == (20, 0, 0)
+
+
+@pytest.mark.parametrize("end", [0, 1])
+async def test_whoever_waits_for_room_is_told_when_an_end_is_closed(end: int) -> None:
+    ends = MemoryChannel.pair(high_water=1)
+
+    async def wait() -> None:
+        with pytest.raises(LinkClosed):
+            await ends[0].wait_room()
+
+    ends[0].post(b"x")
+    async with anyio.create_task_group() as tasks:
+        for _ in range(2):
+            tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        ends[end].close()
+    await wait()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 
 import msgspec
 import pytest
 
-from vidette.transport.spawn import ChildSpec, describe_exit
+from vidette.transport.spawn import ChildSpec, Look, describe_exit, look_at
 
 
 @pytest.mark.parametrize(
@@ -44,3 +46,15 @@ def test_what_a_child_is_told_survives_its_command_line() -> None:
         spec, config=msgspec.Raw()
     )
     assert bytes(told.config) == b'{"model":"toy"}'
+
+
+def test_what_the_kernel_says_of_a_process() -> None:
+    before = time.process_time()
+    look = look_at(os.getpid())
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    assert look.state == "R"
+    assert before - 2 * tick <= look.cpu_s <= time.process_time() + 2 * tick
+
+
+def test_of_one_that_is_not_there_it_says_nothing() -> None:
+    assert look_at(1 << 30) == Look("X", 0.0)

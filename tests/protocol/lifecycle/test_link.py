@@ -1,4 +1,4 @@
-"""One end of a link: a Hello first, and one only; nothing once it was closed."""
+"""One end of a link: a Hello first, and one only; Ready once; nothing once it failed or was closed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from vidette_protocol.lifecycle.link import LINK_TABLE
 from vidette_protocol.lifecycle.link import LinkEvent as Event
 
 INPUTS: dict[Event, Callable[[LinkMachine], object]] = {
-    Event.HELLO: lambda machine: machine.receive("Hello", hello=True),
-    Event.MESSAGE: lambda machine: machine.receive("Ready", hello=False),
+    Event.HELLO: lambda machine: machine.receive("Hello", Event.HELLO),
+    Event.READY: lambda machine: machine.receive("Ready", Event.READY),
+    Event.FAILED: lambda machine: machine.receive("Failed", Event.FAILED),
+    Event.MESSAGE: lambda machine: machine.receive("HeartbeatReq"),
     Event.CLOSE: lambda machine: machine.close(),
 }
 
@@ -36,10 +38,25 @@ def test_each_input_in_each_state_is_in_the_table_or_refused(state: State, event
     assert machine.state is state
 
 
-def test_what_is_refused_is_named() -> None:
-    with pytest.raises(RemoteProtocolError, match=r"^a link opens with Hello, not with Ready$"):
-        LinkMachine().receive("Ready", hello=False)
-    with pytest.raises(RemoteProtocolError, match=r"^a second Hello came$"):
-        LinkMachine(State.OPEN).receive("Hello", hello=True)
+@pytest.mark.parametrize(
+    ("state", "name", "event", "told"),
+    [
+        (State.OPENING, "Ready", Event.READY, "a link opens with Hello, not with Ready"),
+        (State.OPENING, "Failed", Event.FAILED, "a link opens with Hello, not with Failed"),
+        (State.STARTING, "Ready", Event.READY, "a link opens with Hello, not with Ready"),
+        (State.LOADING, "BatchStrOutput", Event.MESSAGE, "BatchStrOutput came instead of Ready"),
+        (State.LOADING, "Hello", Event.HELLO, "Hello came instead of Ready"),
+        (State.OPEN, "Hello", Event.HELLO, "Hello came after the handshake"),
+        (State.OPEN, "Ready", Event.READY, "Ready came after the handshake"),
+        (State.FAILED, "Failed", Event.FAILED, "Failed came after Failed"),
+        (State.FAILED, "BatchStrOutput", Event.MESSAGE, "BatchStrOutput came after Failed"),
+    ],
+)
+def test_what_is_refused_is_named(state: State, name: str, event: Event, told: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"^{told}$"):
+        LinkMachine(state).receive(name, event)
+
+
+def test_nothing_is_received_of_a_link_that_is_closed() -> None:
     with pytest.raises(LocalProtocolError, match=r"^Ready is received of a link that is closed$"):
-        LinkMachine(State.CLOSED).receive("Ready", hello=False)
+        LinkMachine(State.CLOSED).receive("Ready", Event.READY)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vidette_protocol.errors import LocalProtocolError
 from vidette_protocol.lifecycle import PendingDelta
-from vidette_protocol.lifecycle.pending import Taken
+from vidette_protocol.lifecycle.pending import UNPACKED, Taken
 
-ROWS = st.lists(st.tuples(st.text(max_size=3), st.lists(st.integers(0, 9), max_size=3), st.booleans()))
+ROWS = st.lists(
+    st.tuples(
+        st.text(st.characters() | st.characters(categories=["Cs"]), max_size=3),
+        st.lists(st.integers(0, 2**31 - 1), max_size=UNPACKED),
+        st.booleans(),
+    )
+)
 
 
 @given(rows=ROWS, end=st.booleans())
@@ -55,11 +63,29 @@ def test_nothing_is_delivered_after_the_end() -> None:
         pending.take()
 
 
-def test_a_copy_goes_its_own_way() -> None:
+@pytest.mark.parametrize("rows", [1, UNPACKED, UNPACKED + 1])
+def test_a_copy_goes_its_own_way(rows: int) -> None:
     pending = PendingDelta[str]()
-    pending.deliver("a", [1])
+    for _ in range(rows):
+        pending.deliver("a", [1])
     twin = pending.copy()
     assert twin.key() == pending.key()
-    assert twin.take() == Taken("a", (1,), None)
+    pending.deliver("b", [2])
     assert twin.key() != pending.key()
-    assert pending.take() == Taken("a", (1,), None)
+    assert twin.take() == Taken("a" * rows, (1,) * rows, None)
+    assert pending.peek() == pending.take() == Taken("a" * rows + "b", (1,) * rows + (2,), None)
+    assert twin.key() == pending.key() == PendingDelta[str]().key()
+
+
+def test_what_waits_is_packed() -> None:
+    """What a caller never takes stays as small as its tokens are, and does not keep the rows it came in."""
+    tracemalloc.start()
+    try:
+        pending = PendingDelta[str]()
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(10_000):
+            pending.deliver(f" {number:04}", [100_000 + number])
+        used = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert used < 10_000 * 12  # 9 bytes each, and room to grow

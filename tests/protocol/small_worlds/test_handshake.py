@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from vidette_protocol.errors import RemoteProtocolError
-from vidette_protocol.lifecycle.link import LinkMachine, LinkState
+from vidette_protocol.lifecycle.link import LinkEvent, LinkMachine, LinkState
 from vidette_protocol.small_worlds.handshake import (
+    FAILED,
     HELLO,
     MESSAGE,
+    READY,
     HandshakeBounds,
     HandshakeParts,
     HandshakeWorld,
@@ -14,6 +16,7 @@ from vidette_protocol.small_worlds.handshake import (
 from vidette_protocol.small_worlds.model import Step
 
 MISBEHAVING = HandshakeBounds(misbehaves=True)
+STARTED = HandshakeBounds(messages=4, loads=True)
 
 
 def walk(world: HandshakeWorld, *lines: str) -> HandshakeWorld:
@@ -38,6 +41,29 @@ def test_who_behaves_opens_with_hello_and_says_it_once() -> None:
     assert "say hello 0" not in set(map(str, world.enabled()))
 
 
+def says(world: HandshakeWorld, number: int) -> set[str]:
+    return {step.name for step in world.enabled() if step.name.startswith("say") and step.of == (number,)}
+
+
+def test_whoever_is_started_says_what_becomes_of_it() -> None:
+    world = HandshakeWorld(bounds=STARTED)
+    assert says(world, 0) == {"say hello", "say failed"}
+    world = walk(world, "say hello 0")
+    assert says(world, 0) == {"say ready", "say failed"}
+    world = walk(world, "say ready 0", "say 0")
+    assert says(world, 0) == {"say", "say failed"}
+    world = walk(world, "say failed 0", *["arrive 1"] * 4)
+    assert says(world, 0) == set()
+    assert world.ends[1].delivered == (HELLO, READY, MESSAGE, FAILED)
+    assert [machine.state for machine in world.machines] == [LinkState.OPENING, LinkState.FAILED]
+
+
+def test_one_that_cannot_say_hello_says_that_it_failed() -> None:
+    world = walk(HandshakeWorld(bounds=STARTED), "say failed 0", "close 0", "arrive 1")
+    assert world.ends[1].delivered == (FAILED,)
+    assert walk(world, "arrive 1").ends[1].closed
+
+
 def test_what_was_said_before_the_end_still_comes() -> None:
     world = walk(HandshakeWorld(), "say hello 0", "close 0", "say hello 1", "arrive 1", "arrive 1")
     assert world.ends[1].delivered == (HELLO,)
@@ -57,13 +83,13 @@ def test_what_comes_out_of_turn_closes_the_link_and_is_not_delivered() -> None:
 
 
 class _RefusesAll(LinkMachine):
-    def receive(self, name: str, *, hello: bool) -> None:
-        raise RemoteProtocolError(f"{name} came ({hello})")
+    def receive(self, name: str, event: LinkEvent = LinkEvent.MESSAGE) -> None:
+        raise RemoteProtocolError(f"{name} came ({event.value})")
 
 
 def test_whoever_behaves_is_not_accused() -> None:
     world = walk(HandshakeWorld(HandshakeParts(_RefusesAll)), "say hello 0")
-    assert world.apply(Step("arrive", (1,))).check() == ["RemoteProtocolError: Hello came (True)"]
+    assert world.apply(Step("arrive", (1,))).check() == ["RemoteProtocolError: Hello came (hello)"]
 
 
 class _StaysOpen(LinkMachine):
@@ -77,8 +103,8 @@ def test_an_end_that_stays_open_is_a_fault() -> None:
 
 
 class _TakesAll(LinkMachine):
-    def receive(self, name: str, *, hello: bool) -> None:
-        super().receive(name, hello=hello or self.state is LinkState.OPENING)
+    def receive(self, name: str, event: LinkEvent = LinkEvent.MESSAGE) -> None:
+        super().receive(name, LinkEvent.HELLO if self.state is LinkState.OPENING else event)
 
 
 def test_a_message_that_is_delivered_before_hello_is_a_fault() -> None:

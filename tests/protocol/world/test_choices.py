@@ -63,6 +63,17 @@ def test_a_rid_that_is_held_may_be_taken_over() -> None:
     assert of(walk(World(), "submit"), "replace") == []
 
 
+def test_all_are_aborted_as_long_as_anybody_waits() -> None:
+    world = World(bounds=Bounds(rids=2, uses=3, fronts=2, abort_all=True))
+    assert of(world, "abort all") == []
+    world = walk(world, "submit")
+    assert of(world, "abort all") == [Action("abort all")]
+    assert of(walk(world, "leave"), "abort all") == []
+    world = walk(world, Action("submit", rids=(R,), front=1), "abort all")
+    assert of(world, "abort all") == [Action("abort all", front=1)]
+    assert of(walk(World(), "submit"), "abort all") == []
+
+
 def test_a_group_takes_free_slots_and_those_first_that_are_closing() -> None:
     world = World(bounds=Bounds(rids=3, uses=4, group=2))
     assert of(world, "submit group") == [Action("submit group", rids=(R, S))]
@@ -143,6 +154,7 @@ EVERYTHING = Bounds(
     replicas=2,
     replace=True,
     group=2,
+    abort_all=True,
     split_senders=True,
     chunks=1,
     deadlines=True,

@@ -84,6 +84,15 @@ def test_groups_are_told() -> None:
     ]
 
 
+def test_aborting_all_is_told() -> None:
+    bounds = Bounds(uses=2, abort_all=True)
+    assert told(bounds, "submit", "submit", "send", "abort all", "request arrives", "abort arrives")[3:] == [
+        "all requests of the front are aborted; told: vid 0, vid 1; an abort is sent",
+        "the request of vid 0 reaches the scheduler",
+        "the abort of all up to vid 0 reaches the scheduler, which says the end of vid 0 (abort)",
+    ]
+
+
 def test_replacing_is_told() -> None:
     bounds = Bounds(rids=1, replace=True)
     assert told(bounds, "submit", "replace", Action("send", (B,)), "replace")[1::2] == [

@@ -143,6 +143,18 @@ def test_a_loss_ends_what_lives_and_what_was_sent_before_may_still_come() -> Non
     assert world.settled
 
 
+def test_all_are_aborted_by_one_message_behind_their_requests() -> None:
+    bounds = Bounds(rids=3, uses=3, split_senders=True, abort_all=True)
+    world = walk(World(bounds=bounds), "submit", "submit", "submit", "send", "send", "abort all")
+    assert world.aborts == {}
+    assert world.asks[0, 0][-1] == Ask(B, abort=True, floor=A, every=True)
+    assert [caller(world, vid) for vid in (A, B, Vid(2))] == [(True, 0, 1)] * 3
+    world = walk(world, "request arrives", "request arrives", "abort arrives", *HOME, *HOME)
+    assert world.settled
+    assert len(world.fronts[0]) == 0
+    assert [caller(world, vid) for vid in (A, B, Vid(2))] == [(True, 0, 1)] * 3
+
+
 def test_what_is_sent_to_one_who_is_dead_does_not_come() -> None:
     world = walk(World(bounds=Bounds(losses=1)), "replica is lost", "submit", "send", "leave")
     assert world.asks == {}
