@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import NODEFAULT, Struct, inspect
 
+from vidette import metrics as engine_metrics
 from vidette_fuzz import tables
 from vidette_fuzz.samples import LINKS, SAMPLES
 from vidette_protocol.codec import Codec
@@ -238,6 +239,20 @@ def default(field: msgspec.structs.FieldInfo) -> str:
     return "nil" if field.default is None else f"`{msgspec.json.encode(field.default).decode()}`"
 
 
+# --- metrics ------------------------------------------------------------------------
+
+
+def metrics() -> dict[str, str]:
+    """Return the parts of the page on metrics."""
+    rows = []
+    for family in engine_metrics.FAMILIES:
+        kind = {"Distribution": "histogram"}.get(type(family).__name__, type(family).__name__.lower())
+        end = "_total" if isinstance(family, engine_metrics.Counter) else ""
+        ours, *theirs = (f"`{name}{end}`" for name in engine_metrics.names(family))
+        rows.append([ours, kind, family.text, ", ".join(theirs) or "-"])
+    return {"metrics": table(["name", "kind", "what", "the same there"], rows)}
+
+
 # --- pages --------------------------------------------------------------------------
 
 PAGES: Final[Mapping[str, Callable[[], dict[str, str]]]] = MappingProxyType(
@@ -246,6 +261,7 @@ PAGES: Final[Mapping[str, Callable[[], dict[str, str]]]] = MappingProxyType(
         "design.md": design,
         "protocol.md": protocol,
         "reference/messages.md": messages,
+        "reference/metrics.md": metrics,
         "reference/mutants.md": tables.parts,
     }
 )

@@ -15,6 +15,9 @@ General layout:
 - `bench`        what `vidette bench` measures, with its baselines
 - `testing`      the public test kit
 - `_ring`        the two topologies: who runs where
+- `metrics`      what Prometheus scrapes
+- `_arguments`   what callers give, checked
+- `_statistics`  a picture of an engine
 - `_health`      how an engine is, and what is done about one that hangs
 - `_supervisor`  what becomes of an engine when a process of it dies
 - `_child`       the main module of a child process
@@ -28,9 +31,9 @@ What travels between these parts, and the life of a request, is `vidette_protoco
 
 from vidette._custom import Handlers as Handlers
 from vidette._health import Health as Health
+from vidette._statistics import Ledgers as Ledgers
+from vidette._statistics import Statistics as Statistics
 from vidette.api import Engine as Engine
-from vidette.api import Ledgers as Ledgers
-from vidette.api import Statistics as Statistics
 from vidette.api import open_engine as open_engine
 from vidette.config import EngineConfig as EngineConfig
 from vidette.errors import ChatTemplateError as ChatTemplateError
@@ -47,6 +50,9 @@ from vidette.errors import RequestError as RequestError
 from vidette.errors import RequestReplaced as RequestReplaced
 from vidette.errors import UsageError as UsageError
 from vidette.front.calls import GcReport as GcReport
+from vidette.front.kv_events import KVEventStream as KVEventStream
+from vidette.front.logprobs import LogprobsAsked as LogprobsAsked
+from vidette.front.logprobs import TokenLogprob as TokenLogprob
 from vidette.front.stream import Completion as Completion
 from vidette.front.stream import Delta as Delta
 from vidette.front.stream import Group as Group

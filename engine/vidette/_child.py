@@ -48,11 +48,11 @@ def main(argv: list[str], *, codec: Codec | None = None, handlers: Handlers | No
     sys.setswitchinterval(SWITCH_INTERVAL)
     channels = {name: Channel(socket.socket(fileno=fd)) for name, fd in spec.links.items()}
     config = msgspec.json.decode(spec.config, type=EngineConfig)
-    roles: dict[str, Callable[[dict[str, Channel], EngineConfig, int], Awaitable[None]]] = {
-        "scheduler": partial(_scheduler, codec=codec, handlers=handlers),
-        "detokenizer": _detokenizer,
-    }
-    run = roles[role]
+    run: Callable[[dict[str, Channel], EngineConfig, int], Awaitable[None]]
+    if role == "scheduler":
+        run = partial(_scheduler, codec=codec, handlers=handlers)
+    else:
+        run = partial(_detokenizer, role)
     try:
         anyio.run(run, channels, config, spec.incarnation, backend=spec.backend)
     except Exception as error:  # noqa: BLE001  the last handler of the process: it reports and exits
@@ -80,7 +80,7 @@ async def _scheduler(
     with recording(config.capture, sender="front", receiver="scheduler", incarnation=incarnation) as recorder:
         await run_scheduler(
             channels["front"],
-            channels["detokenizer"],
+            {peer: channels[peer] for peer in config.detokenizer_roles},
             config=config,
             make_loop=partial(build_loop, config),
             incarnation=incarnation,
@@ -90,16 +90,17 @@ async def _scheduler(
         )
 
 
-async def _detokenizer(channels: dict[str, Channel], config: EngineConfig, incarnation: int) -> None:
+async def _detokenizer(
+    role: str, channels: dict[str, Channel], config: EngineConfig, incarnation: int
+) -> None:
     from vidette.detokenizer.process import run_detokenizer  # noqa: PLC0415
 
-    with recording(
-        config.capture, sender="scheduler", receiver="detokenizer", incarnation=incarnation
-    ) as recorder:
+    with recording(config.capture, sender="scheduler", receiver=role, incarnation=incarnation) as recorder:
         await run_detokenizer(
             channels["scheduler"],
             channels["front"],
             table=load_token_table(resolve(config.model)),
+            role=role,
             incarnation=incarnation,
             recorder=recorder,
         )

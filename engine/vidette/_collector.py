@@ -17,9 +17,12 @@ class Collector:
     def __init__(self) -> None:
         self._freeze = Freeze()
         self._changed = anyio.Event()
+        self._closed = False
 
     def apply(self, question: FreezeGCReq) -> GcState:
-        """Do what was asked for, now."""
+        """Do what was asked for, now; nothing once it is closed, when nobody would un-freeze any more."""
+        if self._closed:
+            return GcState(0.0, gc.get_freeze_count())
         self._freeze.note(question, anyio.current_time())
         self._changed.set()
         return carry_out(question)
@@ -44,7 +47,8 @@ class Collector:
                 gc.unfreeze()
 
     def close(self) -> None:
-        """Un-freeze if it is frozen."""
+        """Un-freeze if it is frozen, for good."""
+        self._closed = True
         if self._freeze.until is not None:
             self._freeze.until = None
             gc.unfreeze()

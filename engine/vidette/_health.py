@@ -19,7 +19,7 @@ from vidette_protocol.messages import SchedulerLedger
 logger = logging.getLogger(__name__)
 
 COMPUTING_TIMES: Final = 10
-"""How many times `hang_timeout` a ring has whose processes compute: a step may be long."""
+"""How many times `hang_timeout` a ring has whose processes compute or wait for a device: steps are long."""
 COMPUTING_SHARE: Final = 0.1
 """Share of one core from which on a process computes."""
 STATES: Final = {
@@ -32,6 +32,7 @@ STATES: Final = {
 }
 """What the kernel's letters mean."""
 STOPPED: Final = frozenset("Tt")
+ON_DEVICE: Final = "D"
 
 
 class Health(Struct, frozen=True):
@@ -131,8 +132,9 @@ class Watchdog:
                 if overdue:
                     logger.warning("no heartbeat has come back for %.1f s%s", silence, self._states())
                 else:
-                    logger.warning("heartbeats come back again")
                     self._silence = math.inf
+                    if self._pulse.heard_s is not None:  # else the ring is gone, and what was due with it
+                        logger.warning("heartbeats come back again")
             if overdue and self._ends and self._hangs(silence):
                 message = f"the engine hung: no heartbeat came back for {silence:.1f} s{self._states()}"
                 stopped = [child.role for child in self._ring.children if child.look().state in STOPPED]
@@ -141,16 +143,24 @@ class Watchdog:
                 return
 
     def _hangs(self, silence: float) -> bool:
-        """Return whether a silence has lasted too long; one in which something is computed may be longer."""
+        """Return whether a silence has lasted too long.
+
+        One in which something is computed, or a device is waited for, may be longer.
+        """
         looks = [child.look() for child in self._ring.children]
         used = sum(look.cpu_s for look in looks)
-        if silence < self._silence:  # it is that of another heartbeat
+        first = silence < self._silence  # it is that of another heartbeat
+        if first:
             self._computed = 0.0
         elif used - self._used > COMPUTING_SHARE * (silence - self._silence):
             self._computed = silence
         self._silence, self._used = silence, used
+        if any(look.state == ON_DEVICE for look in looks):
+            self._computed = silence
         if any(look.state in STOPPED for look in looks):
             self._computed = 0.0
+        if first:  # whether something is computed shows at the next one, half a second from now
+            return False
         most = self._config.hang_timeout
         return silence - self._computed >= most or silence >= COMPUTING_TIMES * most
 

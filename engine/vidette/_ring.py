@@ -1,4 +1,4 @@
-"""`Ring`: scheduler and detokenizer, running somewhere, with the front's two links to them.
+"""`Ring`: scheduler and detokenizers, running somewhere, with the front's links to them.
 
 The two topologies differ here and nowhere else: `start_processes` puts each role into a process of its own,
 `start_inline` runs both as tasks of this loop, over the same codec and the same frames. Whatever ends a role
@@ -8,7 +8,7 @@ before it was told to end is a *breakdown*; the first one is kept and told to ev
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from enum import IntEnum
 from functools import partial
@@ -88,11 +88,11 @@ class ProcessInfo(Struct, frozen=True):
 
 
 class Ring:
-    """The two other roles, from the front's side.
+    """The other roles, from the front's side.
 
     Args:
         scheduler: channel to the scheduler.
-        detokenizer: channel to the detokenizer.
+        detokenizers: channel to each detokenizer, by its role.
         capture: folder in which what comes from them is recorded; None: nothing is.
         codec: of the link to the scheduler; None: that of our own messages.
         incarnation: how many rings were in its place before.
@@ -104,18 +104,18 @@ class Ring:
     def __init__(
         self,
         scheduler: FrameChannel,
-        detokenizer: FrameChannel,
+        detokenizers: Mapping[str, FrameChannel],
         *,
         capture: str | None = None,
         codec: Codec | None = None,
         incarnation: int = 0,
     ) -> None:
         with ExitStack() as files:
-            heard_scheduler, heard_detokenizer = (
+            heard_scheduler, *heard_detokenizers = (
                 files.enter_context(
                     recording(capture, sender=sender, receiver="front", incarnation=incarnation)
                 )
-                for sender in ("scheduler", "detokenizer")
+                for sender in ("scheduler", *detokenizers)
             )
             self._files = files.pop_all()
         self.incarnation = incarnation
@@ -127,16 +127,14 @@ class Ring:
             peer="scheduler",
             recorder=heard_scheduler,
         )
-        self.detokenizer = Link(
-            detokenizer,
-            Codec(sends=FRONT_TO_DETOKENIZER, receives=DETOKENIZER_TO_FRONT),
-            role="front",
-            peer="detokenizer",
-            recorder=heard_detokenizer,
+        texts = Codec(sends=FRONT_TO_DETOKENIZER, receives=DETOKENIZER_TO_FRONT)
+        self.detokenizers = tuple(
+            Link(channel, texts, role="front", peer=role, recorder=recorder)
+            for (role, channel), recorder in zip(detokenizers.items(), heard_detokenizers, strict=True)
         )
         self.children: list[Child] = []
         self.opened = False
-        """Whether both roles have been ready."""
+        """Whether all roles have been ready."""
         self.breakdown: Breakdown | None = None
         self.ended = anyio.Event()
         """Set once it has broken down, or is told to stop."""
@@ -151,7 +149,7 @@ class Ring:
         return tuple(ProcessInfo(child.role, child.pid, self.incarnation) for child in self.children)
 
     async def open(self) -> Ready:
-        """Shake hands and wait until both roles are ready; return the scheduler's Ready.
+        """Shake hands and wait until all roles are ready; return the scheduler's Ready.
 
         Raises:
             EngineBroken: one of them failed.
@@ -160,11 +158,12 @@ class Ring:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._cancel_when_broken, tasks.cancel_scope)
             try:
-                for link in (self.scheduler, self.detokenizer):
+                for link in self._links:
                     link.post_hello(incarnation=self.incarnation)
-                for link in (self.scheduler, self.detokenizer):
+                for link in self._links:
                     await _receive_hello(link)
-                await _receive_ready(self.detokenizer)
+                for link in self.detokenizers:
+                    await _receive_ready(link)
                 ready = await _receive_ready(self.scheduler)
             except LinkClosed as error:
                 await self._suspect(
@@ -201,7 +200,7 @@ class Ring:
             self.break_down(Breakdown(f"the {role} broke the protocol: {error}", role=role, cause=error))
 
     async def stop(self, timeout: float) -> None:
-        """Wait until both roles, told by ShutdownReq, have ended; after `timeout` seconds kill them."""
+        """Wait until all roles, told by ShutdownReq, have ended; after `timeout` seconds kill them."""
         self._stopping = True
         self.ended.set()
         if self.breakdown is None:
@@ -217,11 +216,15 @@ class Ring:
 
     def close(self) -> None:
         """Kill what still runs, and give every descriptor back; the tasks of the ring must have ended."""
-        for link in (self.scheduler, self.detokenizer):
+        for link in self._links:
             link.close()
         for child in self.children:
             child.close()
         self._files.close()
+
+    @property
+    def _links(self) -> tuple[Link, ...]:
+        return (self.scheduler, *self.detokenizers)
 
     # --- what start_* put into the task group -----------------------------------------
 
@@ -289,7 +292,7 @@ def start_processes(
     custom: Custom = Custom(),  # noqa: B008  immutable
     incarnation: int = 0,
 ) -> Ring:
-    """Start scheduler and detokenizer as processes, supervised by tasks of the group.
+    """Start scheduler and detokenizers as processes, supervised by tasks of the group.
 
     Args:
         config: how the engine is built.
@@ -301,48 +304,44 @@ def start_processes(
     Raises:
         OSError: a process cannot be started.
     """
+    roles = config.detokenizer_roles
     front_scheduler, scheduler_front = socket_pair()
-    front_detokenizer, detokenizer_front = socket_pair()
-    scheduler_detokenizer, detokenizer_scheduler = socket_pair()
-    theirs = (scheduler_front, detokenizer_front, scheduler_detokenizer, detokenizer_scheduler)
+    texts = {role: socket_pair() for role in roles}
+    steps = {role: socket_pair() for role in roles}
+    links: dict[str, dict[str, socket.socket]] = {
+        role: {"front": texts[role][1], "scheduler": steps[role][1]} for role in roles
+    }
+    links["scheduler"] = {"front": scheduler_front} | {role: steps[role][0] for role in roles}
+    theirs = [sock for ends in links.values() for sock in ends.values()]
     try:
         ring = Ring(
             Channel(front_scheduler),
-            Channel(front_detokenizer),
+            {role: Channel(texts[role][0]) for role in roles},
             capture=config.capture,
             codec=custom.codec,
             incarnation=incarnation,
         )
     except BaseException:
-        _close(front_scheduler, front_detokenizer, *theirs)
+        _close(front_scheduler, *(texts[role][0] for role in roles), *theirs)
         raise
     try:
-        ring.children.append(
-            Child(
-                "detokenizer",
-                {"front": detokenizer_front, "scheduler": detokenizer_scheduler},
-                config,
-                backend=backend,
-                incarnation=incarnation,
-                module=custom.child or OWN_CHILD,
+        for role, ends in links.items():
+            ring.children.append(
+                Child(
+                    role,
+                    ends,
+                    config,
+                    backend=backend,
+                    incarnation=incarnation,
+                    module=custom.child or OWN_CHILD,
+                )
             )
-        )
-        ring.children.append(
-            Child(
-                "scheduler",
-                {"front": scheduler_front, "detokenizer": scheduler_detokenizer},
-                config,
-                backend=backend,
-                incarnation=incarnation,
-                module=custom.child or OWN_CHILD,
-            )
-        )
     except BaseException:
         _close(*theirs)
         ring.close()
         raise
-    tasks.start_soon(ring.scheduler.run_writer)
-    tasks.start_soon(ring.detokenizer.run_writer)
+    for link in (ring.scheduler, *ring.detokenizers):
+        tasks.start_soon(link.run_writer)
     for child in ring.children:
         tasks.start_soon(child.run_listener)
         tasks.start_soon(ring.watch, child)
@@ -357,7 +356,7 @@ def start_inline(
     custom: Custom = Custom(),  # noqa: B008  immutable
     incarnation: int = 0,
 ) -> Ring:
-    """Start scheduler and detokenizer as tasks of the group.
+    """Start scheduler and detokenizers as tasks of the group.
 
     Args:
         config: how the engine is built.
@@ -370,17 +369,18 @@ def start_inline(
     from vidette.scheduler.build import build_loop  # noqa: PLC0415
     from vidette.scheduler.process import run_scheduler  # noqa: PLC0415
 
+    roles = config.detokenizer_roles
     front_scheduler, scheduler_front = MemoryChannel.pair()
-    front_detokenizer, detokenizer_front = MemoryChannel.pair()
+    texts = {role: MemoryChannel.pair() for role in roles}
     ring = Ring(
         front_scheduler,
-        front_detokenizer,
+        {role: ours for role, (ours, _) in texts.items()},
         capture=config.capture,
         codec=custom.codec,
         incarnation=incarnation,
     )
-    # The compute thread sends by itself, so this one is a socket in both topologies.
-    scheduler_detokenizer, detokenizer_scheduler = map(Channel, socket_pair())
+    # The compute thread sends by itself, so these are sockets in both topologies.
+    steps = {role: tuple(map(Channel, socket_pair())) for role in roles}
 
     async def scheduler() -> None:
         try:
@@ -389,7 +389,7 @@ def start_inline(
             ) as recorder:
                 await run_scheduler(
                     scheduler_front,
-                    scheduler_detokenizer,
+                    {role: ours for role, (ours, _) in steps.items()},
                     config=config,
                     make_loop=partial(build_loop, config),
                     incarnation=incarnation,
@@ -400,27 +400,31 @@ def start_inline(
                 )
         finally:
             scheduler_front.close()
-            scheduler_detokenizer.close()
+            for ours, _ in steps.values():
+                ours.close()
 
-    async def detokenizer() -> None:
+    async def detokenizer(role: str) -> None:
+        scheduler, front = steps[role][1], texts[role][1]
         try:
             with recording(
-                config.capture, sender="scheduler", receiver="detokenizer", incarnation=incarnation
+                config.capture, sender="scheduler", receiver=role, incarnation=incarnation
             ) as recorder:
                 await run_detokenizer(
-                    detokenizer_scheduler,
-                    detokenizer_front,
+                    scheduler,
+                    front,
                     table=table,
+                    role=role,
                     incarnation=incarnation,
                     recorder=recorder,
                     collects=False,
                 )
         finally:
-            detokenizer_front.close()
-            detokenizer_scheduler.close()
+            front.close()
+            scheduler.close()
 
     tasks.start_soon(ring.run_role, "scheduler", scheduler)
-    tasks.start_soon(ring.run_role, "detokenizer", detokenizer)
+    for role in roles:
+        tasks.start_soon(ring.run_role, role, partial(detokenizer, role))
     return ring
 
 

@@ -1,6 +1,6 @@
 """`Supervisor`: keeps a ring turning, and puts another in its place when it breaks down.
 
-Whichever role ended, both are started again: a process that runs cannot inherit the links to a new one. The
+Whichever role ended, all are started again: a process that runs cannot inherit the links to a new one. The
 tasks of a ring are in a group of their own, so that all of it is gone before the next is started: processes
 reaped, tasks ended, descriptors closed.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from functools import partial
 from typing import Final, Protocol
 
 import anyio
@@ -254,7 +255,7 @@ class Supervisor:
         # From here on nothing awaits: what the ring says is heard from its beginning.
         self.restarts += 1
         self._hear(manager)
-        manager.attach(self.ring.scheduler, self.ring.detokenizer, ready)
+        manager.attach(self.ring.scheduler, self.ring.detokenizers, ready)
         self._replaced.set()
         self._replaced = anyio.Event()
         return None
@@ -271,6 +272,7 @@ class Supervisor:
     def _hear(self, manager: TokenizerManager) -> None:
         assert self._ring_tasks is not None
         self._ring_tasks.start_soon(self.ring.hear, "scheduler", manager.hear_scheduler)
-        self._ring_tasks.start_soon(self.ring.hear, "detokenizer", manager.hear_detokenizer)
+        for shard, link in enumerate(self.ring.detokenizers):
+            self._ring_tasks.start_soon(self.ring.hear, link.peer, partial(manager.hear_detokenizer, shard))
         self._ring_tasks.start_soon(Watchdog(self._config, self.ring, manager.pulse).run)
         self._ring_tasks.start_soon(manager.pulse.run)

@@ -6,28 +6,28 @@ import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from operator import index
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 import msgspec
 import sniffio
-from msgspec import Struct
 
+from vidette._arguments import check_deadline, probe_request, to_config, to_request
 from vidette._custom import Custom, Handlers, check_custom
 from vidette._groups import Body, bare
-from vidette._health import Health
-from vidette._ring import ProcessInfo, import_roles, start_inline, start_processes
+from vidette._ring import import_roles, start_inline, start_processes
+from vidette._statistics import Ledgers, Statistics
 from vidette._supervisor import Own, Supervisor
-from vidette.config import EngineConfig, check_config
+from vidette.config import EngineConfig
 from vidette.errors import EngineBroken, EngineClosed, UsageError
 from vidette.front import support
 from vidette.front.calls import GcReport
+from vidette.front.kv_events import KVEventStream
 from vidette.front.manager import TokenizerManager
 from vidette.front.offload import ThreadOffload
+from vidette.front.sessions import close_session, open_session
 from vidette.front.stream import Group, Stream
-from vidette.front.totals import Totals
-from vidette.models import ModelInfo, load_token_table, load_tokenizer, read_info, resolve
+from vidette.models import ModelInfo, TokenTable, load_token_table, load_tokenizer, read_info, resolve
 from vidette_protocol.codec import Codec
 from vidette_protocol.messages import (
     ControlOutput,
@@ -37,6 +37,9 @@ from vidette_protocol.messages import (
     SamplingParams,
 )
 
+if TYPE_CHECKING:
+    from vidette.metrics import Metrics
+
 TOKENISING_THREADS = 2
 """How many prompts of one engine are tokenised at once."""
 UNSUPPORTED: Final = support.REFUSED
@@ -45,69 +48,14 @@ UNSUPPORTED_SAMPLING: Final = support.SAMPLING_REFUSED
 """Fields of SamplingParams that are not supported yet, likewise."""
 
 
-class Ledgers(Struct, frozen=True):
-    """What is held, by whom; all zero when nothing lives.
-
-    Args:
-        front: requests that are not over in the front, those included whose abort is on its way.
-        scheduler: requests that the scheduler holds.
-        detokenizer: requests that the detokenizer holds.
-        blocks: blocks of the KV pool that are taken.
-        arena: extents of the memory shared with the scheduler that are taken, lent or viewed, either way.
-        lora: adapters that are held (there are none yet).
-        sessions: sessions that are held (there are none yet).
-    """
-
-    front: int
-    scheduler: int
-    detokenizer: int
-    blocks: int
-    arena: int = 0
-    lora: int = 0
-    sessions: int = 0
-
-    def total(self) -> int:
-        """Return the sum of all ledgers."""
-        return sum(msgspec.structs.astuple(self))
-
-
-class Statistics(Struct, frozen=True):
-    """A picture of an engine.
-
-    What the other roles hold is as of the last they said, and every step that changes it says so: once the
-    front's ledger is zero, all of it is current.
-
-    Args:
-        ledgers: what is held, by whom.
-        totals: what has become of requests since the start.
-        waiting: requests that wait for blocks or their turn.
-        steps: steps the scheduler has taken.
-        processes: the processes of the engine besides this one.
-        health: whether it lives, makes progress, and is ready.
-        restarts: how often scheduler and detokenizer were started again after one of them had died.
-        incarnation: how often that was tried.
-        turning: whether they run, as far as is known; requests wait while they are started again.
-        draining: whether the engine is being closed, and takes nothing new.
-    """
-
-    ledgers: Ledgers
-    totals: Totals
-    waiting: int
-    steps: int
-    processes: tuple[ProcessInfo, ...]
-    health: Health
-    restarts: int = 0
-    incarnation: int = 0
-    turning: bool = True
-    draining: bool = False
-
-
 class Engine:
     """A running engine; made by `open_engine()`."""
 
-    def __init__(self, manager: TokenizerManager, supervisor: Supervisor) -> None:
+    def __init__(self, manager: TokenizerManager, supervisor: Supervisor, table: TokenTable) -> None:
         self._manager = manager
         self._supervisor = supervisor
+        self._metrics: Metrics | None = None
+        self._table = table
 
     @property
     def info(self) -> ModelInfo:
@@ -162,8 +110,8 @@ class Engine:
             raise UsageError(
                 f"on_duplicate is {on_duplicate!r}; it must be 'refuse' or 'replace'", param="on_duplicate"
             )
-        _check_deadline(deadline_s)
-        request = _request(prompt, sampling_params, rid)
+        check_deadline(deadline_s)
+        request = to_request(prompt, sampling_params, rid)
         replace = on_duplicate == "replace"
         return self._manager.generate(request, replace=replace, deadline_s=deadline_s)
 
@@ -188,8 +136,20 @@ class Engine:
         Raises (on entering):
             UsageError, DuplicateRequest, Overloaded, EngineBroken, EngineClosed: as `generate`.
         """
-        _check_deadline(deadline_s)
+        check_deadline(deadline_s)
         return self._manager.generate_group(request, deadline_s=deadline_s)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for; those of several tokens may make up one character.
+
+        Raises:
+            UsageError: there is no such token.
+        """
+        if not 0 <= token_id < self.info.vocab_size:
+            raise UsageError(
+                f"token_id is {token_id}; it must be below {self.info.vocab_size}", param="token_id"
+            )
+        return self._table.token_bytes[token_id]
 
     async def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render a conversation with the model's template: a prompt for `generate()`.
@@ -216,6 +176,7 @@ class Engine:
                 detokenizer=manager.detokenizer_open if turning else 0,
                 blocks=ledger.blocks_used if turning else 0,
                 arena=supervisor.ring.scheduler.bulk_statistics().held if turning else 0,
+                sessions=ledger.sessions if turning else 0,
             ),
             totals=msgspec.structs.replace(manager.totals),
             waiting=ledger.waiting,
@@ -226,7 +187,51 @@ class Engine:
             incarnation=supervisor.incarnation,
             turning=turning,
             draining=manager.drain.begun,
+            scheduler=ledger.totals,
+            running=ledger.running,
+            max_running=manager.ready.max_running,
+            blocks_total=manager.ready.num_blocks,
+            blocks_cached=ledger.blocks_cached,
+            blocks_host=ledger.blocks_host,
         )
+
+    def metrics(self) -> str:
+        """Return what Prometheus scrapes, in its text format; the names are those of `vidette.metrics`.
+
+        Requests are observed from the first call on, so call it once when the engine is open. Each engine
+        has a registry of its own, which has nothing to do with the global one of `prometheus_client`.
+
+        Raises:
+            UsageError: `prometheus_client` is not installed.
+        """
+        if self._metrics is None:
+            try:
+                from vidette.metrics import Metrics  # noqa: PLC0415  only whoever asks for them needs it
+            except ImportError as error:
+                raise UsageError(
+                    "metrics need the package prometheus_client: pip install vidette[metrics]"
+                ) from error
+            self._metrics = Metrics(self.info.name, self.statistics, self._manager.observer)
+        return self._metrics.render()
+
+    def kv_events(self) -> AbstractAsyncContextManager[KVEventStream]:
+        """Open a stream of what is stored in the prefix cache and removed, for whoever routes.
+
+        The hashes are those of `vidette_protocol.messages.kv`. The first batch begins with `AllBlocksCleared`
+        and has all that is cached; so has one after the reader was too slow, or after a restart.
+
+        ```
+        async with engine.kv_events() as events:
+            async for batch in events:
+                for event in batch.events:
+                    ...
+        ```
+
+        Raises (on entering):
+            UsageError: the engine was opened without `kv_events=True`.
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        return self._manager.kv_events.subscribe()
 
     async def heartbeat(self) -> Statistics:
         """Ask round the ring, through the step loop itself, and return a picture as of now.
@@ -242,15 +247,15 @@ class Engine:
     async def probe(self) -> None:
         """Have one token made, as for any request; put a deadline around it.
 
-        It says more than a heartbeat: there is room for a request, and the model computes.
+        It says more than a heartbeat: there is room for a request, and the model computes. It goes ahead of
+        those that wait; if as many run as may, it waits for one to end, or with `preempt_gap` displaces one.
 
         Raises:
             Overloaded: too many requests live.
             RequestError: the token could not be made.
             EngineBroken, EngineClosed: the engine serves no more.
         """
-        params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
-        async with self.generate([0], sampling_params=params) as stream:
+        async with self.generate(probe_request()) as stream:
             await stream.read()
 
     async def freeze_gc(self, duration_s: float | None = None) -> GcReport:
@@ -336,6 +341,50 @@ class Engine:
         """
         return await self._manager.calls.control(request)
 
+    async def open_session(
+        self,
+        session_id: str | None = None,
+        *,
+        streaming: bool = False,
+        timeout: float | None = None,
+        capacity_of_str_len: int = 0,
+    ) -> str:
+        """Open a session: requests that name it in `session_params` go on with what was said in it before.
+
+        A request counts in it once it was read to its end, and not at all if its block is left before.
+        Sessions end with the processes of the engine, also if these are started again.
+
+        Args:
+            session_id: its id, which no open session has; None makes one.
+            streaming: one request at a time, each going on behind the last.
+            timeout: seconds without a request after which it is closed; None: never.
+            capacity_of_str_len: how many characters are expected, for people.
+
+        Returns:
+            Its id.
+
+        Raises:
+            UsageError: the id is that of an open session, or a value is out of range.
+            Overloaded: too many sessions are open.
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        return await open_session(
+            self._manager.calls,
+            session_id,
+            streaming=streaming,
+            timeout=timeout,
+            capacity_of_str_len=capacity_of_str_len,
+        )
+
+    async def close_session(self, session_id: str) -> None:
+        """Close a session: it takes nothing new, and is gone with the last of its requests.
+
+        Raises:
+            UsageError: it is not open.
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        await close_session(self._manager.calls, session_id)
+
     async def wait_quiet(self) -> None:
         """Wait until no request is held anywhere: the end of each has come round the ring."""
         await self._manager.wait_quiet()
@@ -391,7 +440,7 @@ async def open_engine(
         EngineBroken: a process ended before it was ready, or took longer than `start_timeout`.
         OSError: a process could not be started.
     """
-    config = _config(model, options)
+    config = to_config(model, options)
     custom = check_custom(Custom(codec, handlers, child), config.topology)
     source = resolve(config.model)
     body = Body()
@@ -408,9 +457,9 @@ async def open_engine(
                         offload = ThreadOffload(tasks, TOKENISING_THREADS)
                         info = await offload(partial(read_info, source))
                         tokenizer = await offload(partial(load_tokenizer, source))
+                        table = await offload(partial(load_token_table, source))
                         if config.topology == "inline":
                             await offload(import_roles)
-                            table = await offload(partial(load_token_table, source))
                             start = partial(start_inline, config, table, custom=custom)
                         else:
                             backend = sniffio.current_async_library()
@@ -421,7 +470,7 @@ async def open_engine(
                             ready = await supervisor.open()
                             manager = TokenizerManager(
                                 supervisor.ring.scheduler,
-                                supervisor.ring.detokenizer,
+                                supervisor.ring.detokenizers,
                                 tokenizer=tokenizer,
                                 info=info,
                                 ready=ready,
@@ -430,9 +479,10 @@ async def open_engine(
                                 max_queued_tokens=config.max_queued_tokens,
                                 tokenise_timeout=config.tokenise_timeout,
                                 front_id=config.front_id,
+                                kv_events=config.kv_events,
                             )
                             supervisor.serve(manager)
-                            yield Engine(manager, supervisor)
+                            yield Engine(manager, supervisor, table)
                         finally:
                             if manager is not None:
                                 manager.shutdown()
@@ -443,56 +493,3 @@ async def open_engine(
     finally:
         if supervisor is not None:  # all tasks have ended: nobody waits for a descriptor any more
             supervisor.close()
-
-
-def _check_deadline(deadline_s: float | None) -> None:
-    if deadline_s is not None and not 0 <= deadline_s < math.inf:  # NaN neither
-        raise UsageError(
-            f"deadline_s is {deadline_s}; it must be 0 seconds or more, and finite", param="deadline_s"
-        )
-
-
-def _config(model: str | EngineConfig | None, options: Mapping[str, object]) -> EngineConfig:
-    if isinstance(model, EngineConfig):
-        if options:
-            raise UsageError(f"a whole configuration holds {', '.join(options)} itself; give it there")
-        return check_config(model)
-    given = dict(options) if model is None else {"model": model, **options}
-    try:
-        config = msgspec.convert(given, EngineConfig)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{error}; the options are {', '.join(EngineConfig.__struct_fields__)}") from error
-    return check_config(config)
-
-
-def _request(
-    prompt: str | Sequence[int] | GenerateReqInput,
-    sampling_params: SamplingParams | Mapping[str, object] | None,
-    rid: str | None,
-) -> GenerateReqInput:
-    if isinstance(prompt, GenerateReqInput):
-        if sampling_params is not None or rid is not None:
-            raise UsageError("a whole request holds its own sampling_params and rid; give them there")
-        return prompt
-    try:
-        params = (
-            sampling_params
-            if isinstance(sampling_params, SamplingParams)
-            else msgspec.convert(sampling_params or {}, SamplingParams)
-        )
-    except msgspec.ValidationError as error:
-        names = ", ".join(SamplingParams.__struct_fields__)
-        raise UsageError(
-            f"sampling_params: {error}; the names are {names}", param="sampling_params"
-        ) from error
-    if isinstance(prompt, bytes | bytearray | memoryview):
-        raise UsageError(f"the prompt is {type(prompt).__name__}; give a str or token ids", param="text")
-    if isinstance(prompt, str):
-        return GenerateReqInput(rid=rid, text=prompt, sampling_params=params)
-    try:
-        ids = msgspec.convert([i if isinstance(i, bool) else index(i) for i in prompt], list[int])
-    except (msgspec.ValidationError, TypeError) as error:
-        raise UsageError(
-            f"a prompt is a text or a sequence of token ids: {error}", param="input_ids"
-        ) from error
-    return GenerateReqInput(rid=rid, input_ids=ids, sampling_params=params)

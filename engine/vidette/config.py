@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -13,11 +13,18 @@ from vidette.models.interface import BLOCK_SIZE
 from vidette_protocol.ids import MAX_FRONT_ID
 
 Topology = Literal["processes", "inline"]
-"""Front, scheduler and detokenizer in three processes, or all in this one."""
+"""Front, scheduler and detokenizers in processes of their own, or all in this one."""
 Supervision = Literal["fail", "restart"]
 """What the death of a process is: the end of the engine, or of a moment."""
 Watchdog = Literal["report", "restart"]
 """What follows when heartbeats stay away: a sentence in the log, or the end of the processes."""
+
+SchedulePolicy = Literal["fcfs", "lpm", "lof"]
+"""In what order requests of equal standing are begun."""
+MAX_DRAFT: Final = 32
+"""Most tokens that may be guessed ahead."""
+MAX_DETOKENIZERS: Final = 16
+"""Most detokenizers of one engine."""
 
 
 class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -25,7 +32,9 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
 
     Args:
         model: a known name, "toy", or the path of a GGUF file.
-        topology: "inline" (all in this process, over memory) or "processes" (three supervised processes).
+        topology: "inline" (all in this process, over memory) or "processes" (supervised processes).
+        detokenizers: how many turn tokens into text, each for its share of the requests. More than one pay
+            only where a process cannot keep up with all that is made; with "inline" never.
         kv_tokens: size of the KV pool in tokens; rounded up to whole blocks.
         step_tokens: most tokens computed in one step; a step is the time an abort may take.
         max_running: most requests computed at once.
@@ -49,8 +58,23 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         watchdog: what else follows when no heartbeat comes back. "report": nothing. "restart": after
             `hang_timeout` scheduler and detokenizer are killed, and `supervision` says what becomes of that.
             With "inline" they cannot be killed, and it is "report".
-        hang_timeout: seconds that takes, while their processes do not compute; ten times as many if they do,
-            since a step may be long.
+        hang_timeout: seconds that takes, while their processes neither compute nor wait for a device, such as
+            a disk; ten times as many if they do, since a step may be long. At least `stall_timeout`.
+        schedule_policy: who is begun next of those that wait. "fcfs": who came first. "lpm": whose beginning
+            is in the prefix cache, the longest first. "lof": whose output may be longest. Shares of tenants
+            (`routing_key`) and `priority` go before it, and nobody is passed over for ever.
+        ageing_s: seconds of waiting that make up for one level of `priority`.
+        preempt_gap: a request takes the place of running ones whose priority is lower by at least so much,
+            which go on later; None: never. Priorities count from -16 to 16.
+        queue_timeout: seconds a request may wait to be begun; then it ends as an error. None: any time.
+        running_timeout: seconds it may take from then on, likewise.
+        host_kv_tokens: size of a second pool in host memory, to which cached prefixes go that the first has
+            no room for; in tokens, rounded up to whole blocks. 0: there is none.
+        kv_events: whether the front is told what is stored in the prefix cache and removed, for
+            `Engine.kv_events()`.
+        draft_tokens: most tokens of a request that are guessed ahead from what it has said and read before,
+            and computed along with the next one; right guesses save steps, and no text changes. 0: none.
+        draft_corpus: a text file in which guesses are looked up besides; None: nowhere.
         front_id: high bits of every vid; unique among the fronts of a deployment.
         capture: an existing folder in which every frame between processes is recorded, prompts included, for
             `vidette wire` to read; None: nothing is. Writing blocks the loops for as long as the disk does.
@@ -58,6 +82,7 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
 
     model: str = "smollm2-135m-instruct"
     topology: Topology = "inline"
+    detokenizers: int = 1
     kv_tokens: int = 16384
     step_tokens: int = 256
     max_running: int = 64
@@ -74,6 +99,15 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     stall_timeout: float = 4.0
     watchdog: Watchdog = "report"
     hang_timeout: float = 30.0
+    schedule_policy: SchedulePolicy = "fcfs"
+    ageing_s: float = 30.0
+    preempt_gap: int | None = None
+    queue_timeout: float | None = None
+    running_timeout: float | None = None
+    host_kv_tokens: int = 0
+    kv_events: bool = False
+    draft_tokens: int = 0
+    draft_corpus: str | None = None
     front_id: int = 0
     capture: str | None = None
 
@@ -81,6 +115,18 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     def num_blocks(self) -> int:
         """Size of the KV pool in blocks."""
         return -(-self.kv_tokens // BLOCK_SIZE)
+
+    @property
+    def host_blocks(self) -> int:
+        """Size of the second pool in blocks."""
+        return -(-self.host_kv_tokens // BLOCK_SIZE)
+
+    @property
+    def detokenizer_roles(self) -> tuple[str, ...]:
+        """Names of the detokenizers, in the order of their shares."""
+        if self.detokenizers == 1:
+            return ("detokenizer",)
+        return tuple(f"detokenizer-{number}" for number in range(self.detokenizers))
 
 
 def check_config(config: EngineConfig) -> EngineConfig:
@@ -103,6 +149,11 @@ def check_config(config: EngineConfig) -> EngineConfig:
         raise UsageError(
             f"topology is {config.topology!r}; it must be 'processes' or 'inline'", param="topology"
         )
+    if not 1 <= config.detokenizers <= MAX_DETOKENIZERS:
+        raise UsageError(
+            f"detokenizers is {config.detokenizers}; it must be from 1 to {MAX_DETOKENIZERS}",
+            param="detokenizers",
+        )
     if config.supervision not in ("fail", "restart"):
         raise UsageError(
             f"supervision is {config.supervision!r}; it must be 'fail' or 'restart'", param="supervision"
@@ -111,6 +162,7 @@ def check_config(config: EngineConfig) -> EngineConfig:
         raise UsageError(
             f"watchdog is {config.watchdog!r}; it must be 'report' or 'restart'", param="watchdog"
         )
+    _check_scheduling(config)
     if config.max_restarts < 0:
         raise UsageError(f"max_restarts is {config.max_restarts}; it must be 0 or more", param="max_restarts")
     if config.threads is not None and config.threads < 1:
@@ -123,6 +175,12 @@ def check_config(config: EngineConfig) -> EngineConfig:
         value = getattr(config, name)
         if not 0 < value < math.inf:
             raise UsageError(f"{name} is {value}; it must be more than 0 seconds, and finite", param=name)
+    if config.watchdog == "restart" and config.hang_timeout < config.stall_timeout:
+        raise UsageError(
+            f"hang_timeout is {config.hang_timeout}; it must be at least stall_timeout "
+            f"({config.stall_timeout}), since no heartbeat is missed before that",
+            param="hang_timeout",
+        )
     if config.capture is not None and not Path(config.capture).is_dir():
         raise UsageError(f"capture is {config.capture!r}; it must be an existing folder", param="capture")
     if not 0 <= config.front_id <= MAX_FRONT_ID:
@@ -130,3 +188,29 @@ def check_config(config: EngineConfig) -> EngineConfig:
             f"front_id is {config.front_id}; it must be from 0 to {MAX_FRONT_ID}", param="front_id"
         )
     return config
+
+
+def _check_scheduling(config: EngineConfig) -> None:
+    if config.schedule_policy not in ("fcfs", "lpm", "lof"):
+        raise UsageError(
+            f"schedule_policy is {config.schedule_policy!r}; it must be 'fcfs', 'lpm' or 'lof'",
+            param="schedule_policy",
+        )
+    for name in ("ageing_s", "queue_timeout", "running_timeout"):
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:  # NaN neither
+            raise UsageError(f"{name} is {value}; it must be more than 0 seconds, and finite", param=name)
+    if config.preempt_gap is not None and config.preempt_gap < 1:
+        raise UsageError(f"preempt_gap is {config.preempt_gap}; it must be at least 1", param="preempt_gap")
+    if config.host_kv_tokens < 0:
+        raise UsageError(
+            f"host_kv_tokens is {config.host_kv_tokens}; it must be 0 or more", param="host_kv_tokens"
+        )
+    if not 0 <= config.draft_tokens <= MAX_DRAFT:
+        raise UsageError(
+            f"draft_tokens is {config.draft_tokens}; it must be from 0 to {MAX_DRAFT}", param="draft_tokens"
+        )
+    if config.draft_corpus is not None and not Path(config.draft_corpus).is_file():
+        raise UsageError(
+            f"draft_corpus is {config.draft_corpus!r}; it must be an existing file", param="draft_corpus"
+        )

@@ -20,17 +20,23 @@ Error                         base; str() shows the offending value and says wha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
+
+_KINDS: Final = MappingProxyType(
+    {429: "rate_limit_error", 503: "service_unavailable", 504: "timeout_error"},
+)
+"""What `Error.kind` is with a status that does not just say whose fault it was."""
 
 
 class Error(Exception):
     """Base of everything the engine raises on purpose."""
 
-    status: ClassVar[int] = 500
+    status: int = 500
     """HTTP status that the service answers with."""
-    kind: ClassVar[str] = "internal_error"
+    kind: str = "internal_error"
     """`type` in the OpenAI error body."""
 
 
@@ -99,7 +105,20 @@ class Overloaded(Error):  # noqa: N818
 
 
 class RequestError(Error):
-    """One request failed inside the engine, such as on logits that are not finite."""
+    """One request failed inside the engine, such as on logits that are not finite.
+
+    Args:
+        message: what happened to it.
+        status: the HTTP status that says the same, from 400 to 599; else it is that of the class.
+        code: short machine-readable reason, such as "waiting_timeout".
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        if status is not None and 400 <= status <= 599:
+            self.status = status
+            self.kind = _KINDS.get(status, "invalid_request_error" if status < 500 else Error.kind)
 
 
 class RequestReplaced(RequestError):  # noqa: N818  what happened to it
@@ -170,7 +189,7 @@ class EngineBroken(Error):  # noqa: N818
 
     Args:
         message: which process, how it ended, and its last words.
-        role: "scheduler" or "detokenizer"; None if it cannot be told.
+        role: "scheduler" or "detokenizer", of several "detokenizer-0" and so on; None if it cannot be told.
         exit_status: what `wait` said of it: >= 0 an exit code, < 0 minus the signal; None if it
             has not ended by now.
         last_words: the end of what it said on stderr, with where it was if it crashed.

@@ -17,22 +17,33 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from typing import Any, Literal, TypeVar
+from functools import partial
+from typing import Any, Literal, Self, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal
 
 from vidette import api
-from vidette.api import Statistics
+from vidette._statistics import Statistics
 from vidette.config import EngineConfig
 from vidette.errors import EngineBroken, EngineClosed
 from vidette.front.calls import GcReport
+from vidette.front.kv_events import KVEventStream as AsyncKVEventStream
+from vidette.front.logprobs import LogprobsAsked, TokenLogprob
 from vidette.front.stream import Completion, Delta
 from vidette.front.stream import Group as AsyncGroup
 from vidette.front.stream import Stream as AsyncStream
 from vidette.models import ModelInfo
 from vidette_protocol.ids import Vid
-from vidette_protocol.messages import ControlOutput, ControlReq, GenerateReqInput, SamplingParams
+from vidette_protocol.messages import (
+    ControlOutput,
+    ControlReq,
+    GenerateReqInput,
+    KVEventBatch,
+    SamplingParams,
+    Served,
+    SpeculativeMetrics,
+)
 
 T = TypeVar("T")
 
@@ -63,6 +74,31 @@ class Stream:
     def resumed(self) -> int:
         """How often it went on after the death of a process."""
         return self._stream.resumed
+
+    @property
+    def served(self) -> Served:
+        """How it was served: what was cached, how often it was retracted, how long it waited."""
+        return self._stream.served
+
+    @property
+    def spec(self) -> SpeculativeMetrics | None:
+        """How speculation went; None: there was none, or it has not ended."""
+        return self._stream.spec
+
+    @property
+    def logprobs_asked(self) -> LogprobsAsked | None:
+        """Which log probabilities it asked for; None: for none."""
+        return self._stream.logprobs_asked
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Those of the output tokens taken so far, if the request asked for log probabilities."""
+        return self._stream.logprobs
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """Those of the prompt. See `vidette.Stream.prompt_logprobs`."""
+        return self._stream.prompt_logprobs
 
     @property
     def text(self) -> str:
@@ -138,6 +174,26 @@ class Group:
         return self._loop.call(self._group.wait_ready)
 
 
+class KVEventStream:
+    """Changes of the prefix cache, as they come; see `vidette.KVEventStream`."""
+
+    def __init__(self, stream: AsyncKVEventStream, loop: _Loop) -> None:
+        self._stream = stream
+        self._loop = loop
+
+    def __iter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> KVEventBatch:
+        """Wait for the next batch.
+
+        Raises:
+            EngineBroken, EngineClosed, UsageError: as the asynchronous stream.
+        """
+        return self._loop.call(self._stream.__anext__)
+
+
 class Engine:
     """A running engine; made by `open_engine()`. Safe to use from several threads."""
 
@@ -189,6 +245,10 @@ class Engine:
         with self._loop.inside(self._engine.generate_group(request, deadline_s=deadline_s)) as group:
             yield Group(group, self._loop)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for. See `vidette.Engine.token_bytes`."""
+        return self._engine.token_bytes(token_id)
+
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render a conversation with the model's template. See `vidette.Engine.render_chat`."""
         return self._loop.call(self._engine.render_chat, messages)
@@ -199,6 +259,19 @@ class Engine:
 
     async def _statistics(self) -> Statistics:
         return self._engine.statistics()
+
+    def metrics(self) -> str:
+        """Return what Prometheus scrapes, in its text format. See `vidette.Engine.metrics`."""
+        return self._loop.call(self._metrics)
+
+    async def _metrics(self) -> str:
+        return self._engine.metrics()
+
+    @contextmanager
+    def kv_events(self) -> Iterator[KVEventStream]:
+        """Open a stream of what is stored in the prefix cache and removed. See `vidette.Engine.kv_events`."""
+        with self._loop.inside(self._engine.kv_events()) as stream:
+            yield KVEventStream(stream, self._loop)
 
     def heartbeat(self) -> Statistics:
         """Ask round the ring and return a picture as of now."""
@@ -230,6 +303,29 @@ class Engine:
     def control(self, request: ControlReq) -> ControlOutput:
         """Send a control message to the scheduler; return its answer. See `vidette.Engine.control`."""
         return self._loop.call(self._engine.control, request)
+
+    def open_session(
+        self,
+        session_id: str | None = None,
+        *,
+        streaming: bool = False,
+        timeout: float | None = None,
+        capacity_of_str_len: int = 0,
+    ) -> str:
+        """Open a session; return its id. See `vidette.Engine.open_session`."""
+        return self._loop.call(
+            partial(
+                self._engine.open_session,
+                session_id,
+                streaming=streaming,
+                timeout=timeout,
+                capacity_of_str_len=capacity_of_str_len,
+            )
+        )
+
+    def close_session(self, session_id: str) -> None:
+        """Close a session. See `vidette.Engine.close_session`."""
+        self._loop.call(self._engine.close_session, session_id)
 
     def wait_quiet(self) -> None:
         """Wait until no request is held anywhere."""

@@ -76,6 +76,13 @@ class _HasOnePlace(CallMachine):
         return super().ask(kind, replica)
 
 
+class _KeepsTheUnsent(CallMachine):
+    """Takes a question that could not be sent for one whose caller has left."""
+
+    def withdraw(self, call: CallId) -> None:
+        self.leave(call)
+
+
 class _TakesAnythingFirst(LinkMachine):
     """Takes whatever comes first for the opening of the link."""
 
@@ -143,7 +150,8 @@ def _handshake(machine: type[LinkMachine], *, behaves: int = 0) -> tuple[Maker, 
 
 _TWO: Final = CallBounds(calls=2)
 _DEATH: Final = CallBounds(calls=2, deaths=1)
-_LARGE: Final = CallBounds(calls=10, fronts=2, replicas=2, kinds=2, deaths=2)
+_UNSENT: Final = CallBounds(calls=2, unsendable=1)
+_LARGE: Final = CallBounds(calls=10, fronts=2, replicas=2, kinds=2, deaths=2, unsendable=2)
 
 _CALLS: Final = "control calls"
 _HANDSHAKE: Final = "handshake"
@@ -197,6 +205,13 @@ CALL_MUTANTS: Final = (
         "two callers ask the same, and the first one's question is forgotten",
         _CALLS,
         *_calls(_HasOnePlace, _TWO),
+    ),
+    Mutant(
+        "unsent-question-kept",
+        "vllm-project/vllm, call_utility (a call that cannot be encoded stays in utility_results)",
+        "a question cannot be sent, and its answer, which nobody will give, is due for ever",
+        _CALLS,
+        *_calls(_KeepsTheUnsent, _UNSENT),
     ),
     Mutant(
         "message-before-hello",

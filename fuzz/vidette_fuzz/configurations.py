@@ -69,7 +69,7 @@ RETRACTION: Final = Bounds(rids=1, uses=2, tokens=2, chunks=1, retractions=2)
 TWO: Final = Bounds(rids=1, uses=2, tokens=1, fronts=2, replicas=2, split_senders=True, losses=1)
 BEFORE: Final = Bounds(rids=1, uses=3, tokens=2)
 AFTER: Final = Bounds(rids=1, uses=5, tokens=2, reuse_at_once=False)
-CALLS: Final = CallBounds(calls=3, fronts=2, deaths=1)
+CALLS: Final = CallBounds(calls=3, fronts=2, deaths=1, unsendable=1)
 MISBEHAVING: Final = HandshakeBounds(messages=4, misbehaves=True, loads=True)
 ARENA: Final = CreditBounds(arena=2, messages=((1, 1), (2,)), slices=True, deaths=1, producer_dies=True)
 MANY_BUFFERS: Final = ((1, 1), (2,), (1,), (1, 2), (3,), (1, 1, 1), (6,), (2, 2), (1,), (1, 1))
@@ -141,10 +141,10 @@ _ALL: Final = (
     ),
     Configuration(
         "control calls",
-        "callers ask and leave, replicas answer in any order and die; each caller hears one thing, its own",
+        "callers ask, also in vain, and leave; replicas answer in any order and die; each hears one thing",
         calls(CALLS),
         calls(CALLS._replace(calls=4, replicas=2, kinds=2, deaths=2)),
-        calls(CallBounds(calls=10, fronts=2, replicas=2, kinds=2, deaths=2)),
+        calls(CallBounds(calls=10, fronts=2, replicas=2, kinds=2, deaths=2, unsendable=2)),
     ),
     Configuration(
         "handshake",

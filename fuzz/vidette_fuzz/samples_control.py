@@ -207,6 +207,7 @@ _SESSIONS: Final[dict[str, Message]] = {
     ),
     "open-session-output": OpenSessionReqOutput(id=18, session_id="talk"),
     "open-session-output-refused": OpenSessionReqOutput(id=18, success=False, message="it is open"),
+    "open-session-output-full": OpenSessionReqOutput(id=18, success=False, message="no room", full=True),
     "close-session": CloseSessionReqInput(id=19, session_id="talk"),
     "close-session-output": CloseSessionReqOutput(id=19),
 }

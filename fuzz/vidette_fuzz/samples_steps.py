@@ -21,8 +21,10 @@ from vidette_protocol.messages import (
     KvMetrics,
     Message,
     SchedulerLedger,
+    Served,
     SpeculativeMetrics,
     StrRow,
+    TextMode,
     TokenLogprobs,
     TokenRow,
     pack_f32,
@@ -76,6 +78,14 @@ STEP_SAMPLES: Final[Mapping[str, Message]] = MappingProxyType(
             ],
             _LEDGER,
         ),
+        "tokens-held-back": BatchTokenIDOutput.from_rows(
+            [
+                TokenRow(5, 0, (15043, 3186), held=2, mode=TextMode.SPECIAL | TextMode.SPACED),
+                TokenRow(6, 9, (4,), served=Served(1000, 16, 2, 0.5)),
+                TokenRow(7, 1, (9,), FinishReason("stop", matched="END"), held=300),
+            ],
+            _LEDGER,
+        ),
         "tokens-with-rids": BatchTokenIDOutput(
             packed_vids=pack_i64([5, 6]),
             packed_offsets=pack_i32([0, 0]),
@@ -89,7 +99,7 @@ STEP_SAMPLES: Final[Mapping[str, Message]] = MappingProxyType(
         ),
         "text-mixed": BatchStrOutput.from_rows(
             [
-                StrRow(5, 1, (1, 2), None, ""),
+                StrRow(5, 1, (1, 2), None, "", served=Served(32)),
                 StrRow(6, 2, (), FinishReason("error", message="the model's logits are not finite"), "tail"),
             ],
             _LEDGER,

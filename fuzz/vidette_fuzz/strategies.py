@@ -46,6 +46,7 @@ from vidette_protocol.messages import (
     Message,
     SamplingParams,
     SchedulerLedger,
+    Served,
     SpeculativeMetrics,
     StrRow,
     TokenizedEmbeddingReqInput,
@@ -176,7 +177,12 @@ def _ints32(count: int) -> st.SearchStrategy[memoryview | None]:
 @st.composite
 def token_rows(draw: st.DrawFn) -> TokenRow:
     """Rows of a step."""
-    return TokenRow(**draw(_rows()), decoded_text=draw(st.text(max_size=4)))
+    return TokenRow(
+        **draw(_rows()),
+        decoded_text=draw(st.text(max_size=4)),
+        held=draw(st.integers(0, 300)),
+        mode=draw(st.integers(0, 7)),
+    )
 
 
 @st.composite
@@ -196,6 +202,7 @@ def _rows(draw: st.DrawFn) -> dict[str, Any]:
         "reason": draw(st.none() | _REASONS),
         "logprobs": draw(st.none() | logprobs(len(token_ids))),
         "spec": draw(st.none() | _SPECS),
+        "served": draw(st.none() | structs(Served)),
     }
 
 

@@ -18,6 +18,7 @@ Where to look:
 - `invariants`  what must hold in every world
 - `trace`       judges what passed the links of an engine, after the fact
 - `normalise`   a request as items, one for each answer
+- `patterns`    regular expressions, searched for in a text as it comes
 - `values`      what one value may be, and how a message about it is worded
 - `limits`      every bound with its default
 - `errors`      what is raised, and whose fault it is

@@ -28,6 +28,8 @@ class Limits(NamedTuple):
     """Largest `top_logprobs_num`."""
     token_ids_logprob: int = 1024
     """Most tokens of one answer whose log probabilities are asked for by id."""
+    logprob_bytes: int = 8 * 1024 * 1024
+    """Log probabilities of one answer, of its prompt and of all that it may make, see `logprob_bytes_at`."""
     stops: int = 32
     """Most texts in `stop`."""
     stop_chars: int = 1024
@@ -36,6 +38,8 @@ class Limits(NamedTuple):
     """Most patterns in `stop_regex`."""
     stop_regex_chars: int = 256
     """Characters of all different patterns of a request together: compiling them costs up to 1 ms each."""
+    stop_regex_states: int = 512
+    """States of all of them together; repeats multiply. A character costs at most one operation for each."""
     stop_token_ids: int = 1024
     """Most tokens in `stop_token_ids`."""
     logit_bias: int = 1024
@@ -50,3 +54,13 @@ class Limits(NamedTuple):
     """Largest `max_new_tokens` that can be asked for; the context bounds it further."""
     ended_remembered: int = 4096
     """How many ended vids a front remembers the end of (to tell an error from a late message)."""
+
+
+def logprob_bytes_at(top: int, asked: int) -> int:
+    """Return how many bytes the log probabilities of one position take: 4 for each number and each id.
+
+    Args:
+        top: how many of the most probable tokens are reported.
+        asked: how many tokens were named.
+    """
+    return 4 * (2 + 2 * top + asked)

@@ -79,3 +79,36 @@ def test_idleness_is_measured_in_each_topology(capsys: pytest.CaptureFixture[str
 def test_no_time_is_bad_usage(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "idle", f"--seconds={seconds}"]) == 2
     assert "is no time in seconds" in capsys.readouterr().err
+
+
+def test_the_scheduler_is_measured_under_the_names_that_others_know(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench", "scheduler", "--runs", "2", "--quick", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["command"] == "bench scheduler"
+    found = [(check["name"], check["unit"], check["runs"]) for check in report["checks"]]
+    assert found == [
+        ("step_us_b1", "us", 2),
+        ("step_us_b32", "us", 2),
+        ("step_us_b256", "us", 2),
+        ("queue_10000_vs_10", "x", 2),
+    ]
+
+
+def test_a_shared_prefix_is_measured_under_the_names_that_others_know(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["--topology", "inline", "--requests", "4", "--runs", "2", "--prefix-tokens", "64"]
+    assert main(["bench", "prefix", *arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["command"] == "bench prefix"
+    ratio, computed = report["checks"]
+    assert (ratio["name"], ratio["unit"], ratio["runs"]) == ("ttft_warm_vs_cold", "x", 2)
+    assert (computed["name"], computed["low"], computed["high"]) == ("prefix_tokens_computed", 64, 64)
+
+
+@pytest.mark.parametrize("requests", ["1", "0", "x"])
+def test_one_request_shares_nothing(requests: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "prefix", "--requests", requests]) == 2
+    assert requests in capsys.readouterr().err

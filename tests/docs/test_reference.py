@@ -20,12 +20,17 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LIMITS = ROOT / "docs/reference/limits.md"
 
-NO_LIMITS = {"model", "topology", "threads", "front_id", "capture", "supervision", "watchdog"}
+NO_LIMITS = {
+    *("capture", "draft_corpus", "front_id", "kv_events", "model"),
+    *("preempt_gap", "schedule_policy", "supervision", "threads", "topology", "watchdog"),
+}
 """Options of an engine that bound nothing."""
 
 
 def shown(name: str, value: object) -> str:
     """Return a default as the page writes it."""
+    if value is None:
+        return "none"
     if "bytes" in name.lower():
         assert isinstance(value, int)
         unit, size = ("MiB", 1 << 20) if value % (1 << 20) == 0 else ("KiB", 1 << 10)
@@ -84,7 +89,14 @@ def test_limits_are_decided_where_the_page_says(section: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["reference/lifecycle.md", "design.md", "protocol.md", "reference/messages.md", "reference/mutants.md"],
+    [
+        "reference/lifecycle.md",
+        "design.md",
+        "protocol.md",
+        "reference/messages.md",
+        "reference/metrics.md",
+        "reference/mutants.md",
+    ],
 )
 def test_pages_are_drawn_from_what_the_code_runs_on(name: str) -> None:
     made = runpy.run_path(str(ROOT / "docs/make_reference.py"))

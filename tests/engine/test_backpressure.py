@@ -171,7 +171,7 @@ async def running(kind: str) -> AsyncGenerator[Ring]:
                 async def scheduler() -> None:
                     await run_scheduler(
                         scheduler_front,
-                        scheduler_detokenizer,
+                        {"detokenizer": scheduler_detokenizer},
                         config=CONFIG,
                         make_loop=lambda: PouringLoop(told),
                     )

@@ -108,3 +108,10 @@ async def test_closing_gives_back_what_it_froze() -> None:
         collector.close()
         assert gc.get_freeze_count() == 0
         assert collector.again is None
+
+
+async def test_one_that_is_closed_freezes_nothing() -> None:
+    async with running() as collector:
+        collector.close()
+        assert collector.apply(FreezeGCReq()).frozen == gc.get_freeze_count() == 0
+        assert collector.again is None

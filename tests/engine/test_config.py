@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidette.config import EngineConfig, check_config
+from vidette.config import MAX_DETOKENIZERS, EngineConfig, check_config
 from vidette.errors import UsageError
 from vidette.models import BLOCK_SIZE
 from vidette_protocol.ids import MAX_FRONT_ID
 
+NO_SOONER = (
+    "hang_timeout is 3.0; it must be at least stall_timeout (4.0), since no heartbeat is missed before that"
+)
 TOO_MANY = (
     "max_running is 257; it must be at most step_tokens (256), so that every running request "
     "advances in each step"
@@ -41,8 +44,11 @@ def test_a_pool_has_room_for_what_was_asked_and_no_block_more(kv_tokens: int) ->
         {"max_running": 256},
         {"topology": "processes"},
         {"front_id": MAX_FRONT_ID},
+        {"detokenizers": MAX_DETOKENIZERS},
         {"start_timeout": 0.0, "stop_timeout": 1e9},
         {"watchdog": "restart", "stall_timeout": 1e-9, "hang_timeout": 1e9},
+        {"watchdog": "restart", "stall_timeout": 4.0, "hang_timeout": 4.0},
+        {"watchdog": "report", "stall_timeout": 60.0, "hang_timeout": 3.0},
         {"supervision": "restart", "max_restarts": 0, "restart_delay": 0.0, "max_restart_delay": 0.0},
     ],
 )
@@ -69,6 +75,11 @@ def test_what_is_just_within_bounds_is_accepted(options: dict[str, Any]) -> None
         ({"stall_timeout": 0.0}, "stall_timeout", f"stall_timeout is 0.0; {POSITIVE}"),
         ({"hang_timeout": math.inf}, "hang_timeout", f"hang_timeout is inf; {POSITIVE}"),
         ({"hang_timeout": math.nan}, "hang_timeout", f"hang_timeout is nan; {POSITIVE}"),
+        (
+            {"watchdog": "restart", "hang_timeout": 3.0},
+            "hang_timeout",
+            NO_SOONER,
+        ),
         ({"max_restarts": -1}, "max_restarts", "max_restarts is -1; it must be 0 or more"),
         ({"restart_delay": -0.1}, "restart_delay", f"restart_delay is -0.1; {FINITE}"),
         ({"max_restart_delay": math.nan}, "max_restart_delay", f"max_restart_delay is nan; {FINITE}"),
@@ -88,6 +99,8 @@ def test_what_is_just_within_bounds_is_accepted(options: dict[str, Any]) -> None
             "stop_timeout",
             "stop_timeout is inf; it must be 0 seconds or more, and finite",
         ),
+        ({"detokenizers": 0}, "detokenizers", "detokenizers is 0; it must be from 1 to 16"),
+        ({"detokenizers": 17}, "detokenizers", "detokenizers is 17; it must be from 1 to 16"),
         ({"front_id": -1}, "front_id", "front_id is -1; it must be from 0 to 32767"),
         ({"front_id": 32768}, "front_id", "front_id is 32768; it must be from 0 to 32767"),
     ],

@@ -55,6 +55,23 @@ def test_the_tree_is_whole_and_drawn_at_the_top_of_its_module() -> None:
     assert all(cls.__name__ in drawing for cls in TREE)
 
 
+def test_one_that_failed_has_the_status_it_was_given() -> None:
+    plain = RequestError("no")
+    assert (plain.status, plain.kind, plain.code) == (500, "internal_error", None)
+    for status, kind in (
+        (400, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "internal_error"),
+        (503, "service_unavailable"),
+        (504, "timeout_error"),
+    ):
+        error = RequestError("no", status=status, code="why")
+        assert (error.status, error.kind, error.code) == (status, kind, "why")
+    for status in (0, 200, 399, 600, 1 << 40):  # it comes from another process, and is no error's
+        assert RequestError("no", status=status).status == 500
+    assert RequestReplaced("mine").status == 409
+
+
 def test_a_usage_error_is_a_value_error_that_names_the_field() -> None:
     error = UsageError("top_k is 0", param="top_k", code="bad")
     assert isinstance(error, ValueError)

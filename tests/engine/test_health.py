@@ -198,6 +198,56 @@ def test_one_that_is_stopped_does_not_compute_whatever_the_others_do() -> None:
     assert ring.breakdown.role == "detokenizer"
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_that_waits_for_a_device_has_as_much_time_as_one_that_computes(place: int) -> None:
+    async def main(watched: Watched) -> None:
+        watched.ring.children[place].state = "D"
+        watched.ring.turns = trio.Event()
+        await trio.sleep(50)
+        assert watched.ring.breakdown is None
+        watched.ring.children[place].state = "S"
+        await trio.sleep(1000)
+
+    ring = run_watched(main, *BOTH, watchdog="restart")
+    assert 50 + HANG - 1 <= silence_until_death(ring) <= 50 + HANG + 1
+
+
+@pytest.mark.parametrize(("share", "times"), [(0.0, 1), (1.0, COMPUTING_TIMES)])
+def test_one_that_computes_has_more_time_also_if_it_may_hang_no_longer_than_it_may_stall(
+    share: float, times: int
+) -> None:
+    async def main(watched: Watched) -> None:
+        watched.ring.children[1].use(share)
+        watched.ring.turns = trio.Event()
+        await trio.sleep(1000)
+
+    ring = run_watched(main, *BOTH, watchdog="restart", hang_timeout=STALL)
+    assert STALL * times <= silence_until_death(ring) <= STALL * times + 3 * HEARTBEAT_SECONDS
+
+
+def test_one_that_waits_for_a_device_for_ever_is_ended() -> None:
+    async def main(watched: Watched) -> None:
+        watched.ring.children[1].state = "D"
+        watched.ring.turns = trio.Event()
+        await trio.sleep(1000)
+
+    ring = run_watched(main, *BOTH, watchdog="restart")
+    most = HANG * COMPUTING_TIMES
+    assert most <= silence_until_death(ring) <= most + 2 * HEARTBEAT_SECONDS
+
+
+def test_heartbeats_of_a_ring_that_is_gone_do_not_come_back(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(watched: Watched) -> None:
+        watched.ring.turns = trio.Event()
+        await trio.sleep(10)
+        watched.pulse.lost()
+        await trio.sleep(0.1)
+
+    run_watched(main, *BOTH, watchdog="report")
+    (overdue,) = (record.getMessage() for record in caplog.records)
+    assert overdue.startswith("no heartbeat has come back for")
+
+
 # --- what is said ------------------------------------------------------------------------------------
 
 

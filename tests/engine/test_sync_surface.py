@@ -14,6 +14,7 @@ import vidette
 from vidette import (
     EngineDraining,
     GenerateReqInput,
+    LogprobsAsked,
     RequestAborted,
     SamplingParams,
     sync,
@@ -23,11 +24,11 @@ from vidette_protocol.messages import GetInternalStateReq, GetInternalStateReqOu
 DEADLINE = 30.0
 ENDLESS = {"max_new_tokens": 8000, "ignore_eos": True}
 SHORT = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
-ROUTERS_SIDE = {"deliver", "fail", "heard_ids", "leave", "listen", "move"}
+ROUTERS_SIDE = {"deliver", "fail", "heard_ids", "leave", "listen", "move", "watch"}
 """Of a stream: not for callers."""
 ATTRIBUTES = {
     "Engine": set[str](),
-    "Stream": {"rid", "vid", "prompt_tokens", "resumed"},
+    "Stream": {"rid", "vid", "prompt_tokens", "resumed", "served", "spec", "logprobs_asked"},
     "Group": {"streams", "n", "single"},
 }
 """What the asynchronous ones have in their instances."""
@@ -127,9 +128,19 @@ def test_the_rest_of_it_answers() -> None:
             assert stream.read() == stream.completion()
             assert (stream.resumed, stream.completion_tokens) == (0, 6)
             assert stream.vid >= 0
+            assert (stream.served.retractions, stream.spec) == (0, None)
+            assert (stream.logprobs_asked, stream.logprobs, stream.prompt_logprobs) == (None, (), None)
+        request = GenerateReqInput(text="x", return_logprob=True, logprob_start_len=0)
+        with engine.generate(request) as stream:
+            done = stream.read()
+            assert stream.logprobs == done.logprobs
+            assert stream.prompt_logprobs == done.prompt_logprobs
+            assert stream.logprobs_asked == LogprobsAsked()
+            assert [one.token_id for one in done.logprobs] == list(done.token_ids)
+        assert engine.token_bytes(65) == b"A"
         report = engine.freeze_gc(duration_s=DEADLINE)
         assert report.front.frozen >= gc.get_freeze_count() > 0
-        assert (report.scheduler, report.detokenizer) == (None, None)  # they are in this process
+        assert (report.scheduler, report.detokenizers) == (None, ())  # they are in this process
         assert engine.unfreeze_gc().front.frozen == gc.get_freeze_count() == 0
         engine.freeze_gc()
     assert gc.get_freeze_count() == 0  # it was given back

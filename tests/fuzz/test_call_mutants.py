@@ -21,6 +21,7 @@ SHORTEST = {
     "cancelled-call-outlives-the-replica": (4, "7: front 0 still holds 1 questions at quiescence"),
     "one-death-taken-for-all": (6, "RemoteProtocolError: Kind0 1 answers nothing that is due"),
     "one-place-for-a-kind": (5, "RemoteProtocolError: Kind0 1 answers nothing that is due"),
+    "unsent-question-kept": (1, "7: front 0 still holds 1 questions at quiescence"),
     "message-before-hello": (2, "4: end 1 is told of Ready after 0 messages"),
     "message-before-ready": (4, "4: end 1 is told of Message after 1 messages"),
     "failure-before-hello-refused": (2, "RemoteProtocolError: a link opens with Hello, not with Failed"),

@@ -11,8 +11,31 @@ from pathlib import Path
 
 import pytest
 
-DEADLINE = 30.0
+HERE = Path(__file__).parent
+HEAVY = {
+    "test_all_are_ended_at_once_and_garbage_is_left_out",
+    "test_eight_streams_go_on_without_a_seam",
+    "test_many_at_once_say_what_each_says_alone",
+    "test_opening_again_and_again_leaves_nothing_behind",
+    "test_storm",
+    "test_streams_go_on_after_a_death",
+    "test_streams_of_both_go_on_when_one_dies",
+    "test_two_engines_live_side_by_side",
+    "test_what_stands_still_is_seen_and_what_hangs_is_killed",
+}
+"""Tests that take many seconds: those on Trio are left to `make test-long`."""
+DEADLINE = 60.0
 """Seconds that anything here may take on a busy machine; never asserted, only to end a hang."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before those that are marked are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is heavy on one of two backends."""
+    for item in items:
+        if isinstance(item, pytest.Function) and item.originalname in HEAVY and HERE in item.path.parents:
+            backend = item.callspec.params.get("anyio_backend")
+            if backend == "trio" and "inline" not in item.callspec.params.values():
+                item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(params=["inline", "processes"])

@@ -6,15 +6,17 @@ import anyio
 import pytest
 
 from tests.process.conftest import DEADLINE
-from vidette import EngineClosed, open_engine
+from vidette import EngineClosed, UsageError, open_engine
+from vidette_protocol.limits import Limits
 from vidette_protocol.messages import (
     ControlOutput,
-    FlushCacheReqInput,
-    FlushCacheReqOutput,
+    ContinueGenerationReqInput,
+    ContinueGenerationReqOutput,
     GetInternalStateReq,
     GetInternalStateReqOutput,
     LoadLoRAAdapterReqInput,
     LoRAUpdateOutput,
+    OpenSessionReqInput,
 )
 
 
@@ -31,9 +33,9 @@ async def test_the_scheduler_tells_its_state(topology: str) -> None:
 async def test_what_is_not_supported_is_refused_and_the_engine_serves_on(topology: str) -> None:
     with anyio.fail_after(DEADLINE):
         async with open_engine("toy", topology=topology) as engine:
-            flushed = await engine.control(FlushCacheReqInput(id=0, timeout_s=1.0))
-            told = "this scheduler does not support FlushCacheReqInput"
-            assert flushed == FlushCacheReqOutput(id=flushed.id, success=False, message=told)
+            flushed = await engine.control(ContinueGenerationReqInput(id=0))
+            told = "this scheduler does not support ContinueGenerationReqInput"
+            assert flushed == ContinueGenerationReqOutput(id=flushed.id, success=False, message=told)
             loaded = await engine.control(
                 LoadLoRAAdapterReqInput(id=0, lora_id="f" * 32, lora_name="poet", lora_path="poet")
             )
@@ -41,6 +43,16 @@ async def test_what_is_not_supported_is_refused_and_the_engine_serves_on(topolog
             assert not loaded.success
             async with engine.generate("hello", sampling_params={"max_new_tokens": 3}) as stream:
                 assert (await stream.read()).text
+
+
+async def test_a_message_too_long_for_a_frame_is_refused_and_the_engine_serves_on() -> None:
+    with anyio.fail_after(DEADLINE):
+        async with open_engine("toy") as engine:
+            name = "x" * Limits().frame_bytes
+            with pytest.raises(UsageError, match=r"^OpenSessionReqInput cannot be sent: a frame of 67\d{6} "):
+                await engine.control(OpenSessionReqInput(id=0, session_id=name, capacity_of_str_len=0))
+            answer = await engine.control(GetInternalStateReq(id=0))
+            assert answer.success
 
 
 async def test_many_are_answered_while_requests_are_served(topology: str) -> None:

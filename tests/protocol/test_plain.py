@@ -36,7 +36,7 @@ from vidette_protocol.messages.base import WireVid
 from vidette_protocol.messages.cache import AddExternalCorpusReqInput
 from vidette_protocol.messages.catalogue import CATALOGUE
 from vidette_protocol.messages.logprobs import TokenLogprobs
-from vidette_protocol.messages.outputs import TokenRow
+from vidette_protocol.messages.rows import TokenRow
 from vidette_protocol.plain import MAX_DEPTH, MAX_VALUES, VID_FIELDS, msgspec_to_builtins
 
 BIG = (1 << 62) + 1

@@ -72,13 +72,28 @@ WRONG: list[tuple[str, bytes, str | None]] = [
         "messages[0].content[0].image_url",
     ),
     (CHAT, raw(CHAT, '"temprature": 1'), "temprature"),
-    (CHAT, raw(CHAT, '"n": 2'), "n"),
+    (CHAT, raw(CHAT, '"n": 0'), "n"),
+    (CHAT, raw(CHAT, '"n": 129'), "n"),
     (CHAT, raw(CHAT, '"n": true'), "n"),
     (CHAT, raw(CHAT, '"n": 1e999'), "n"),
-    (CHAT, raw(CHAT, '"stop": ["a"]'), "stop"),
+    (CHAT, raw(CHAT, '"stop": ["a", ""]'), "stop[1]"),
+    (CHAT, raw(CHAT, '"stop": 5'), "stop"),
+    (CHAT, raw(CHAT, '"stop_regex": "("'), "stop_regex"),
+    (CHAT, raw(CHAT, '"stop_token_ids": [260]'), "stop_token_ids[0]"),
+    (CHAT, raw(CHAT, '"logit_bias": {"a": 1}'), "logit_bias"),
+    (CHAT, raw(CHAT, '"logit_bias": {"65": 101}'), "logit_bias"),
+    (CHAT, raw(CHAT, '"frequency_penalty": 2.1'), "frequency_penalty"),
+    (CHAT, raw(CHAT, '"presence_penalty": -2.1'), "presence_penalty"),
+    (CHAT, raw(CHAT, '"repetition_penalty": 0'), "repetition_penalty"),
+    (CHAT, raw(CHAT, '"min_p": 2'), "min_p"),
+    (CHAT, raw(CHAT, '"max_tokens": 3, "min_tokens": 4'), "min_tokens"),
+    (CHAT, raw(CHAT, '"priority": "high"'), "priority"),
+    (CHAT, raw(CHAT, '"logprobs": 1'), "logprobs"),
+    (CHAT, raw(CHAT, '"top_logprobs": 1'), "top_logprobs"),
+    (CHAT, raw(CHAT, '"logprobs": true, "top_logprobs": 129'), "top_logprobs"),
+    (CHAT, raw(CHAT, '"logprobs": true, "top_logprobs": -1'), "top_logprobs"),
     (CHAT, raw(CHAT, '"tools": [{"type": "function"}]'), "tools"),
     (CHAT, raw(CHAT, '"response_format": {"type": "json_object"}'), "response_format"),
-    (CHAT, raw(CHAT, '"logprobs": true'), "logprobs"),
     (CHAT, raw(CHAT, '"max_tokens": true'), "max_tokens"),
     (CHAT, raw(CHAT, '"max_tokens": "5"'), "max_tokens"),
     (CHAT, raw(CHAT, '"max_tokens": 1.5'), "max_tokens"),
@@ -111,7 +126,7 @@ WRONG: list[tuple[str, bytes, str | None]] = [
     (GENERATE, b'{"text": ["a", "b"], "rid": ["c", "c"]}', "rid"),
     (GENERATE, b'{"text": ["a", "b"], "sampling_params": [{}]}', "sampling_params"),
     (GENERATE, b'{"text": ["a", "b"], "sampling_params": [{}, {"n": 2}]}', "sampling_params[1].n"),
-    (GENERATE, b'{"text": ["a", "b"], "sampling_params": [{}, {"stop": "x"}]}', "sampling_params[1].stop"),
+    (GENERATE, b'{"text": ["a", "b"], "sampling_params": [{}, {"regex": "x"}]}', "sampling_params[1].regex"),
     (GENERATE, b'{"text": "x", "input_ids": [1]}', "text"),
     (GENERATE, msgspec.json.encode({"text": "x" * 8192}), "text"),
     (GENERATE, b'{"input_ids": []}', "input_ids"),
@@ -134,7 +149,7 @@ WRONG: list[tuple[str, bytes, str | None]] = [
     (GENERATE, raw(GENERATE, '"sampling_params": [1]'), "sampling_params[0]"),
     (GENERATE, raw(GENERATE, '"sampling_params": 1'), "sampling_params"),
     (GENERATE, raw(GENERATE, '"sampling_params": {"temprature": 1}'), "sampling_params.temprature"),
-    (GENERATE, raw(GENERATE, '"sampling_params": {"stop": "a"}'), "sampling_params.stop"),
+    (GENERATE, raw(GENERATE, '"sampling_params": {"stop": [1]}'), "sampling_params.stop"),
     (GENERATE, raw(GENERATE, '"sampling_params": {"n": 0}'), "n"),
     (GENERATE, raw(GENERATE, '"sampling_params": {"n": 129}'), "n"),
     (GENERATE, raw(GENERATE, '"sampling_params": {"n": true}'), "sampling_params.n"),
@@ -144,7 +159,14 @@ WRONG: list[tuple[str, bytes, str | None]] = [
         "sampling_params.max_new_tokens",
     ),
     (GENERATE, raw(GENERATE, '"sampling_params": {"max_new_tokens": -1}'), "max_new_tokens"),
-    (GENERATE, raw(GENERATE, '"return_logprob": true'), "return_logprob"),
+    (GENERATE, raw(GENERATE, '"return_logprob": "yes"'), "return_logprob"),
+    (GENERATE, raw(GENERATE, '"return_logprob": true, "top_logprobs_num": 129'), "top_logprobs_num"),
+    (GENERATE, raw(GENERATE, '"return_logprob": true, "token_ids_logprob": [260]'), "token_ids_logprob[0]"),
+    (
+        GENERATE,
+        raw(GENERATE, '"return_flat_raw_top_logprobs_b64": true'),
+        "return_flat_raw_top_logprobs_b64",
+    ),
     (GENERATE, raw(GENERATE, '"image_data": "x"'), "image_data"),
     (GENERATE, raw(GENERATE, '"sampling_parms": {}'), "sampling_parms"),
 ]
@@ -177,8 +199,8 @@ async def test_values_that_are_long_are_not_echoed(app: Starlette, path: str) ->
 
 
 async def test_unsupported_is_said_to_be_so_and_unknown_as_well(app: Starlette) -> None:
-    later = (await call(app, GENERATE, raw(GENERATE, '"return_logprob": true'))).error
-    assert later["message"] == "return_logprob is not supported yet; only false is accepted"
+    later = (await call(app, GENERATE, raw(GENERATE, '"background": true'))).error
+    assert later["message"] == "background is not supported yet; only false is accepted"
     assert later["code"] == "unsupported_field"
     unknown = (await call(app, GENERATE, raw(GENERATE, '"logprob": true'))).error
     assert unknown["message"].startswith("there is no field 'logprob'; the fields are rid, text, input_ids")

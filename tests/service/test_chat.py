@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
+import msgspec
 import pytest
 from starlette.applications import Starlette
 
 import vidette
-from tests.service.driver import call
+from tests.service.driver import Call, call
+from vidette.service.chat import ChatRequest, read_chat, to_generate
+from vidette.service.limits import ServiceLimits
 
 PATH = "/v1/chat/completions"
 
@@ -134,6 +138,16 @@ async def test_an_answer_can_be_sent_back(app: Starlette) -> None:
         ({"max_tokens": None, "max_completion_tokens": 1 << 30}, "max_completion_tokens"),
         ({"max_tokens": 9000}, "max_tokens"),
         ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages"),
+        ({"max_tokens": 2, "min_tokens": 3}, "min_tokens"),
+        (
+            {
+                "messages": [{"role": "user", "content": "x" * 100}],
+                "max_tokens": None,
+                "min_tokens": 8100,
+            },
+            "min_tokens",
+        ),
+        ({"logprobs": True, "top_logprobs": 129}, "top_logprobs"),
     ],
 )
 async def test_what_the_engine_refuses_has_the_names_of_the_caller(
@@ -142,8 +156,8 @@ async def test_what_the_engine_refuses_has_the_names_of_the_caller(
     done = await call(app, PATH, chat(**fields))
     assert done.status == 400
     assert done.error["param"] == param
-    assert "max_new_tokens" not in done.error["message"]
-    assert "sampling_seed" not in done.error["message"]
+    for name in ("max_new_tokens", "min_new_tokens", "sampling_seed", "top_logprobs_num"):
+        assert name not in done.error["message"]
 
 
 async def test_the_models_are_listed(app: Starlette) -> None:
@@ -153,3 +167,124 @@ async def test_the_models_are_listed(app: Starlette) -> None:
     missing = await call(app, "/v1/models/a/b", method="GET")
     assert missing.status == 404
     assert (missing.error["code"], missing.error["param"]) == ("model_not_found", "model")
+
+
+# --- what is asked of the engine -------------------------------------------------------------------
+
+SAMPLING: dict[str, tuple[str, Any]] = {
+    "temperature": ("temperature", 0.5),
+    "top_p": ("top_p", 0.5),
+    "top_k": ("top_k", 5),
+    "min_p": ("min_p", 0.5),
+    "frequency_penalty": ("frequency_penalty", 0.5),
+    "presence_penalty": ("presence_penalty", 0.5),
+    "repetition_penalty": ("repetition_penalty", 1.5),
+    "logit_bias": ("logit_bias", {65: 1.5}),
+    "seed": ("sampling_seed", 5),
+    "n": ("n", 2),
+    "stop": ("stop", ["x"]),
+    "stop_regex": ("stop_regex", "x+"),
+    "stop_token_ids": ("stop_token_ids", [5]),
+    "ignore_eos": ("ignore_eos", True),
+    "max_tokens": ("max_new_tokens", 5),
+    "max_completion_tokens": ("max_new_tokens", 6),
+    "min_tokens": ("min_new_tokens", 5),
+    "no_stop_trim": ("no_stop_trim", True),
+    "skip_special_tokens": ("skip_special_tokens", False),
+}
+"""Fields of SamplingParams by what chat calls them, with a value each."""
+BESIDE: dict[str, tuple[str, Any]] = {
+    "stream": ("stream", True),
+    "logprobs": ("return_logprob", True),
+    "top_logprobs": ("top_logprobs_num", 3),
+    "priority": ("priority", -2),
+    "extra_key": ("extra_key", "k"),
+    "cache_salt": ("cache_salt", "s"),
+}
+"""Fields of GenerateReqInput, likewise."""
+ELSEWHERE = {"messages", "model", "stream_options", "rid", "user", "safety_identifier", "prompt_cache_key"}
+
+
+def test_each_field_is_asked_of_the_engine() -> None:
+    assert {*SAMPLING, *BESIDE, *ELSEWHERE} == set(ChatRequest.__struct_fields__)
+    for name, (theirs, value) in {**SAMPLING, **BESIDE}.items():
+        fields = {name: value, **({"logprobs": True} if name == "top_logprobs" else {})}
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], **fields}
+        request, _ = read_chat(msgspec.json.encode(body), ServiceLimits())
+        asked = to_generate(request, "a prompt", "mine")
+        assert (asked.text, asked.rid) == ("a prompt", "mine")
+        params = asked.sampling_params
+        assert isinstance(params, vidette.SamplingParams)
+        found = msgspec.structs.asdict(params if name in SAMPLING else asked)
+        assert found[theirs] == value, name
+
+
+# --- several answers -------------------------------------------------------------------------------
+
+
+async def test_several_answers_are_choices_of_one(app: Starlette) -> None:
+    body = chat(n=3, rid="mine", temperature=1.5)
+    answer = (await call(app, PATH, body)).json()
+    assert answer["id"] == "mine"
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    alone = [
+        (await call(app, PATH, chat(temperature=1.5, seed=seed))).json()["choices"][0] for seed in (7, 8, 9)
+    ]
+    assert [choice["message"] for choice in answer["choices"]] == [choice["message"] for choice in alone]
+    assert len({choice["message"]["content"] for choice in alone}) == 3
+
+
+async def test_a_name_of_several_that_is_in_use_is_refused(app: Starlette, engine: vidette.Engine) -> None:
+    async with engine.generate("x", rid="mine_1", sampling_params={"max_new_tokens": 8000}):
+        for stream in (False, True):
+            done = await call(app, PATH, chat(n=2, rid="mine", stream=stream))
+            assert (done.status, done.error["param"]) == (409, "rid")
+
+
+async def test_one_that_fails_is_an_event_and_the_others_go_on(
+    app: Starlette, engine: vidette.Engine
+) -> None:
+    """It fails by being replaced, which is what one can do to it from here."""
+    body = chat(
+        n=2,
+        rid="mine",
+        max_tokens=500,
+        ignore_eos=True,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    asked = Call(app, PATH, body)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(asked.run)
+        await asked.wait_sent(2)
+        params = {"max_new_tokens": 1}
+        async with engine.generate("x", rid="mine_1", sampling_params=params, on_duplicate="replace"):
+            pass
+    assert (asked.status, asked.complete) == (200, True)
+    (error,) = [event for event in asked.events if "error" in event]
+    assert error["index"] == 1
+    # The other came to its end; but as not all of it came, nothing says so, and nothing is counted.
+    (choice,) = asked.events[-1]["choices"]
+    assert (choice["index"], choice["finish_reason"]) == (0, "length")
+
+
+async def test_the_prompt_of_several_counts_once(app: Starlette) -> None:
+    messages = [{"role": "user", "content": "another prompt of several blocks, of which it is one"}]
+    for cached in (0, 48):  # what no answer had to compute
+        answer = (await call(app, PATH, chat(messages=messages, n=3, max_tokens=4, ignore_eos=True))).json()
+        usage = answer["usage"]
+        assert usage["prompt_tokens_details"] == {"cached_tokens": cached}
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(messages[0]["content"]) + 3, 12)
+
+
+async def test_what_was_cached_is_told(app: Starlette) -> None:
+    """A prompt that was computed before is not computed again, unless it is of another namespace."""
+    messages = [{"role": "user", "content": "a prompt of several blocks, which are computed once"}]
+    cached, prompt_tokens = [], 0
+    for salt in (None, None, "mine", "mine", "yours"):
+        answer = (await call(app, PATH, chat(messages=messages, cache_salt=salt))).json()
+        cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        prompt_tokens = answer["usage"]["prompt_tokens"]
+    whole_blocks = (prompt_tokens - 1) // 16 * 16
+    assert cached == [0, whole_blocks, 0, whole_blocks, 0]
+    assert whole_blocks == 48

@@ -170,3 +170,31 @@ async def test_who_does_not_listen_is_not_waited_for(engine: vidette.Engine) -> 
             request.stop_reading()
             gate.cancel()
     assert not request.complete
+
+
+# --- what the scheduler ends ----------------------------------------------------------
+
+
+async def test_one_that_waits_too_long_is_told_so_with_a_status() -> None:
+    async with vidette.open_engine("toy", max_running=1, queue_timeout=0.02) as engine:
+        app = build_app(engine)
+        params = {"max_new_tokens": 8000, "ignore_eos": True}
+        async with engine.generate("x", sampling_params=params) as other:
+            await anext(other)
+            for stream in (False, True):
+                done = await call(app, CHAT, {**STREAM, "stream": stream})
+                assert done.status == 503
+                assert (done.error["type"], done.error["code"]) == ("service_unavailable", "waiting_timeout")
+
+
+async def test_one_that_runs_too_long_ends_with_what_was_made_and_an_error() -> None:
+    async with vidette.open_engine("toy", running_timeout=0.05) as engine:
+        app = build_app(engine)
+        done = await call(app, CHAT, STREAM)
+        assert (done.status, done.complete) == (200, True)
+        *chunks, last = done.events
+        assert chunks
+        assert all("error" not in chunk for chunk in chunks)
+        assert (last["error"]["type"], last["error"]["code"]) == ("service_unavailable", "running_timeout")
+        done = await call(app, CHAT, {**STREAM, "stream": False})
+        assert (done.status, done.error) == (503, {**last["error"], "message": done.error["message"]})

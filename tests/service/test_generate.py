@@ -26,12 +26,14 @@ async def test_the_answer_has_the_documented_shape(app: Starlette) -> None:
     assert isinstance(answer["text"], str)
     assert len(answer["output_ids"]) == 4
     assert 0 < answer["meta_info"].pop("e2e_latency") < 20
+    assert 0 <= answer["meta_info"].pop("queue_time") < 20
     assert answer["meta_info"] == {
         "id": "mine",
         "finish_reason": {"type": "length", "length": 4},
         "prompt_tokens": 5,
         "completion_tokens": 4,
         "cached_tokens": 0,
+        "num_retractions": 0,
         "resumed": 0,
     }
 
@@ -47,10 +49,10 @@ async def test_each_event_holds_all_of_the_output_so_far(app: Starlette, seed: i
         assert following["text"].startswith(event["text"])
         assert following["output_ids"][: len(event["output_ids"])] == event["output_ids"]
         assert event["meta_info"]["finish_reason"] is None
-        assert "e2e_latency" not in event["meta_info"]
+        assert not {"e2e_latency", "queue_time"} & event["meta_info"].keys()
         assert event["meta_info"]["completion_tokens"] == len(event["output_ids"])
     for answer in (whole, events[-1]):
-        del answer["meta_info"]["e2e_latency"]
+        del answer["meta_info"]["e2e_latency"], answer["meta_info"]["queue_time"]
     assert events[-1] == whole
 
 
@@ -86,6 +88,15 @@ async def test_what_asks_for_nothing_is_accepted(app: Starlette) -> None:
     done = await call(app, PATH, body)
     assert done.status == 200, done.body
     assert done.json()["output_ids"] == plain["output_ids"]
+
+
+async def test_what_was_cached_is_told(app: Starlette) -> None:
+    body = {**request(), "text": "a prompt of several blocks, which are computed once"}
+    first, second = [(await call(app, PATH, body)).json()["meta_info"] for _ in range(2)]
+    assert first["cached_tokens"] == 0
+    assert "cached_tokens_details" not in first
+    assert second["cached_tokens"] == 48
+    assert second["cached_tokens_details"] == {"device": 48, "host": 0}
 
 
 async def test_a_rid_can_be_used_again_at_once(app: Starlette) -> None:

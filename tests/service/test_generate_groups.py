@@ -24,6 +24,7 @@ def request(text: Any = ("one", "two"), **sampling: Any) -> dict[str, Any]:
 def without_latency(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for answer in answers:
         assert answer["meta_info"].pop("e2e_latency") > 0
+        assert answer["meta_info"].pop("queue_time") >= 0
     return answers
 
 
@@ -85,7 +86,8 @@ async def test_one_that_fails_is_an_event_and_the_others_go_on(
     app: Starlette, engine: vidette.Engine
 ) -> None:
     """It fails by being replaced, which is what one can do to it from here."""
-    asked = Call(app, PATH, {**request(**ENDLESS), "stream": True})
+    long = {**ENDLESS, "max_new_tokens": 800}
+    asked = Call(app, PATH, {**request(**long), "stream": True})
     with anyio.fail_after(SECONDS):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(asked.run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
@@ -109,6 +110,20 @@ async def test_a_probe_whose_client_goes_leaves_nothing(app: Starlette) -> None:
         await engine.wait_quiet()
         assert engine.statistics().totals.aborted == 2
         assert (await call(app, "/health/ready", method="GET")).status == 200
+
+
+async def test_a_probe_goes_ahead_of_what_waits() -> None:
+    params = {"max_new_tokens": 4000, "ignore_eos": True}
+    async with vidette.open_engine("toy", max_running=1) as engine, AsyncExitStack() as first:
+        probe = Call(build_app(engine), "/health/ready", method="GET")
+        await anext(await first.enter_async_context(engine.generate("runs", sampling_params=params)))
+        async with engine.generate("waits", sampling_params=params), anyio.create_task_group() as tasks:
+            tasks.start_soon(probe.run)
+            await until(lambda: engine.statistics().totals.submitted == 3)
+            await first.aclose()
+            await until(lambda: probe.complete)
+            assert probe.status == 200
+            assert engine.statistics().totals.finished == 1
 
 
 async def test_a_full_engine_is_not_ready_and_yet_makes_progress() -> None:

@@ -7,7 +7,7 @@ A parameter that becomes supported is added to `CASES`; docs/guides/add-a-parame
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pytest
@@ -29,28 +29,54 @@ from vidette_protocol.messages.catalogue import FRONT_TO_SCHEDULER, SCHEDULER_TO
 
 # Hot, so that whatever narrows the choice is seen, and long enough to come by an end of sequence.
 USUAL: Final[dict[str, Any]] = {
-    "max_new_tokens": 300,
+    "max_new_tokens": 120,
     "temperature": 1.7,
     "sampling_seed": 7,
     "ignore_eos": True,
 }
 
-CASES: Final[dict[str, Any]] = {
-    "max_new_tokens": 12,
-    "temperature": 0.0,
-    "top_p": 0.05,
-    "top_k": 1,
-    "ignore_eos": False,
-    "sampling_seed": 8,
+
+class Case(NamedTuple):
+    """A value that changes what `USUAL` gives, or what it gives with others beside it."""
+
+    value: Any
+    beside: dict[str, Any] = {}  # noqa: RUF012  never changed
+
+
+WITH_EOS: Final = {"ignore_eos": False, "logit_bias": {256: 5.0}}
+"""The model ends by itself, and soon."""
+
+CASES: Final[dict[str, Case]] = {
+    "max_new_tokens": Case(12),
+    "min_new_tokens": Case(100, WITH_EOS),
+    "temperature": Case(0.0),
+    "top_p": Case(0.05),
+    "top_k": Case(1),
+    "min_p": Case(0.9),
+    "ignore_eos": Case(False),
+    "sampling_seed": Case(8),
+    "frequency_penalty": Case(2.0),
+    "presence_penalty": Case(2.0),
+    "repetition_penalty": Case(2.0),
+    "logit_bias": Case({65: 100.0}),
+    "stop": Case(["e", "i"]),
+    "stop_token_ids": Case([101, 105], {"ignore_eos": False, "logit_bias": {101: 5.0}}),
+    "stop_regex": Case(["[a-e]+"]),
+    "no_stop_trim": Case(True, {"stop": ["e", "i"]}),
+    "skip_special_tokens": Case(False, {"logit_bias": {256: 5.0}}),
+    "spaces_between_special_tokens": Case(False),
+    "stream_interval": Case(1000),
 }
-"""A value of each that changes what `USUAL` gives."""
+WITHOUT_EFFECT: Final = {"spaces_between_special_tokens"}
+"""No tokenizer that we read puts any there."""
 
 
 def test_every_parameter_is_either_supported_and_followed_or_refused() -> None:
     """Front, scheduler and this test agree on which parameters there are, and on what becomes of each."""
     assert {*SAMPLING_HONOURED, *SAMPLING_REFUSED} == set(SamplingParams.__struct_fields__)
-    assert SAMPLING_HONOURED & SAMPLING_REFUSED.keys() == set()
-    assert CASES.keys() == SAMPLING_HONOURED
+    # Several answers are several requests, each for one.
+    assert SAMPLING_HONOURED & SAMPLING_REFUSED.keys() == {"n"}
+    assert CASES.keys() == SAMPLING_HONOURED - {"n"}
 
 
 def sent(folder: Path) -> list[TokenizedGenerateReqInput]:
@@ -66,20 +92,27 @@ async def test_each_parameter_goes_all_the_way(tmp_path: Path) -> None:
     async with vidette.open_engine("toy", capture=str(tmp_path)) as engine:
         app = build_app(engine)
 
-        async def generate(params: dict[str, Any]) -> list[int]:
-            done = await call(app, "/generate", {"text": "hello", "sampling_params": params})
-            assert done.status == 200, done.body
-            ids: list[int] = done.json()["output_ids"]
-            return ids
+        async def generate(params: dict[str, Any]) -> Any:
+            """Return what comes of it: text, tokens, and whether it came bit by bit."""
+            body = {"text": "hello", "stream": True, "sampling_params": params}
+            *events, last = (await call(app, "/generate", body)).events
+            assert last == "[DONE]", last
+            return events[-1]["text"], events[-1]["output_ids"], len(events) > 2
 
         usual = await generate(USUAL)
         assert usual == await generate(USUAL)
-        changed = {name: await generate({**USUAL, name: value}) for name, value in CASES.items()}
-    forgotten_by_the_sampler = {name for name, ids in changed.items() if ids == usual}
-    assert forgotten_by_the_sampler == set()
-    requests = sent(tmp_path)[2:]
-    for (name, value), request in zip(CASES.items(), requests, strict=True):
-        assert fields(request.sampling_params)[name] == value, f"the front forgot {name}"
+        given = {
+            name: await generate({**USUAL, **case.beside, name: case.value}) for name, case in CASES.items()
+        }
+        without = {
+            name: await generate({**USUAL, **case.beside}) if case.beside else usual
+            for name, case in CASES.items()
+        }
+    forgotten_by_the_sampler = {name for name in CASES if given[name] == without[name]}
+    assert forgotten_by_the_sampler == WITHOUT_EFFECT
+    requests = sent(tmp_path)[2 : 2 + len(CASES)]
+    for (name, case), request in zip(CASES.items(), requests, strict=True):
+        assert fields(request.sampling_params)[name] == case.value, f"the front forgot {name}"
     codec = Codec(sends=FRONT_TO_SCHEDULER, receives=FRONT_TO_SCHEDULER)
     batch = BatchTokenizedGenerateReqInput(reqs=requests)
     assert codec.decode(codec.encode(batch)) == batch
@@ -88,7 +121,7 @@ async def test_each_parameter_goes_all_the_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_each_parameter_is_one_of_the_library(name: str) -> None:
     """`GenerateReqInput` takes it as JSON and as a Python value alike."""
-    params = {name: CASES[name]}
+    params = {name: CASES[name].value}
     body = msgspec.json.encode({"text": "hello", "sampling_params": params})
     read = msgspec.json.decode(body, type=GenerateReqInput)
     assert read == GenerateReqInput(text="hello", sampling_params=SamplingParams(**params))

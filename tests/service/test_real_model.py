@@ -58,7 +58,10 @@ async def test_a_chat(client: httpx.AsyncClient) -> None:
     chunks = [msgspec.json.decode(frame) for frame in frames]
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
     assert "".join(delta.get("content", "") for delta in deltas) == text
-    assert chunks[-1]["usage"] == answer["usage"]
+    first, second = answer["usage"], chunks[-1]["usage"]
+    cached = [usage.pop("prompt_tokens_details")["cached_tokens"] for usage in (first, second)]
+    assert (first, cached[0]) == (second, 0)
+    assert second["prompt_tokens"] - 16 <= cached[1] < second["prompt_tokens"]  # whole blocks
 
 
 async def test_a_seed_gives_the_same_text_again(client: httpx.AsyncClient) -> None:
@@ -80,3 +83,29 @@ async def test_a_client_that_leaves_during_the_prefill(
             tasks.cancel_scope.cancel()
         await engine.wait_quiet()
     assert engine.statistics().ledgers.total() == 0
+
+
+async def test_no_part_of_a_stop_string_is_ever_streamed(client: httpx.AsyncClient) -> None:
+    """It begins and ends within tokens, and is hidden from its first character on."""
+    body: dict[str, Any] = {"messages": QUESTION, "temperature": 0, "max_tokens": 24}
+    text = (await client.post(CHAT, json=body)).json()["choices"][0]["message"]["content"]
+    stop = "ital of Fr"
+    assert stop in text
+    body |= {"stop": ["never said", stop], "logprobs": True}
+    answer = (await client.post(CHAT, json=body)).json()
+    (choice,) = answer["choices"]
+    assert choice["message"]["content"] == text.partition(stop)[0]
+    assert choice["finish_reason"] == "stop"
+    said = [token["token"] for token in choice["logprobs"]["content"]]
+    assert stop in "".join(said)  # those that spelled it are reported with the rest
+    assert all(stop not in token for token in said)
+    assert len(said) == answer["usage"]["completion_tokens"]
+    async with client.stream("POST", CHAT, json={**body, "stream": True}) as response:
+        frames = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+    assert frames.pop() == "[DONE]"
+    shown = ""
+    for frame in frames:
+        for choice in msgspec.json.decode(frame)["choices"]:
+            shown += choice["delta"].get("content", "")
+            assert text.partition(stop)[0].startswith(shown)
+    assert shown == text.partition(stop)[0]

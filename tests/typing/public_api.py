@@ -32,6 +32,10 @@ async def the_library() -> None:
             async for delta in stream:
                 assert_type(delta, vidette.Delta)
                 assert_type(delta.finish_reason, vidette.FinishReason | None)
+                assert_type(delta.logprobs, tuple[vidette.TokenLogprob, ...])
+            assert_type(stream.logprobs_asked, vidette.LogprobsAsked | None)
+            assert_type((await stream.read()).prompt_logprobs, tuple[vidette.TokenLogprob, ...] | None)
+            assert_type(engine.token_bytes(65), bytes)
             assert_type(await stream.read(), vidette.Completion)
     async with vidette.open_engine(vidette.EngineConfig(model="toy")) as engine:
         engine.generate([1, 2, 3], sampling_params=vidette.SamplingParams(temperature=0), rid="r")
@@ -49,6 +53,8 @@ async def the_library() -> None:
             pass
         except vidette.RequestReplaced as error:
             assert_type(error.rid, str)
+        except vidette.RequestError as error:
+            assert_type((error.status, error.code), tuple[int, str | None])
 
 
 def the_facade() -> None:

@@ -15,4 +15,12 @@ Every number comes with an honest baseline, measured in the same run, in turns w
 - `trips`       messages there and back, and many of them one way
 - `handover`    a tensor for another process
 - `idle`        CPU time of an engine that has nothing to do
+- `scheduler`   what a step costs beside the model
+- `prefix`      what a shared prefix saves
+- `serve`       a server under load, seen by its clients
+- `load`        when requests are sent
+- `client`      the client that sends them
+- `prompts`     what they ask
+- `latency`     the definitions of what is measured of answers
+- `plot`        latency against load, as a picture
 """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -33,14 +34,18 @@ class Results:
     Args:
         findings: numbers by name.
         notes: sentences for people.
+        details: what else there is for a report, by name.
     """
 
     findings: list[Finding]
     notes: list[str]
+    details: Mapping[str, object] = field(default_factory=dict)
 
     def __add__(self, other: Results) -> Results:
         """Put the results of two parts together."""
-        return Results(self.findings + other.findings, self.notes + other.notes)
+        return Results(
+            self.findings + other.findings, self.notes + other.notes, {**self.details, **other.details}
+        )
 
 
 def compare(what: str, seconds: Samples, *, name: str = "") -> Results:

@@ -7,11 +7,20 @@ from typing import Any
 
 ENGINE_OPTIONS = (
     "topology",
+    "detokenizers",
     "kv_tokens",
     "step_tokens",
     "max_running",
     "max_requests",
     "max_queued_tokens",
+    "schedule_policy",
+    "preempt_gap",
+    "queue_timeout",
+    "running_timeout",
+    "host_kv_tokens",
+    "kv_events",
+    "draft_tokens",
+    "draft_corpus",
     "threads",
     "capture",
     "supervision",
@@ -52,7 +61,10 @@ def add_engine_options(parser: argparse.ArgumentParser, *, topology: str) -> Non
         "--topology",
         choices=("processes", "inline"),
         default=topology,
-        help=f"three supervised processes, or all in one (default: {topology})",
+        help=f"supervised processes, or all in one (default: {topology})",
+    )
+    group.add_argument(
+        "--detokenizers", type=int, metavar="N", help="how many processes turn tokens into text (default: 1)"
     )
     group.add_argument("--kv-tokens", type=int, metavar="N", help="size of the KV pool in tokens")
     group.add_argument("--step-tokens", type=int, metavar="N", help="most tokens computed in one step")
@@ -63,6 +75,44 @@ def add_engine_options(parser: argparse.ArgumentParser, *, topology: str) -> Non
         type=int,
         metavar="N",
         help="most tokens, prompts and outputs together, that all requests which live may take",
+    )
+    group.add_argument(
+        "--schedule-policy",
+        choices=("fcfs", "lpm", "lof"),
+        help="who is begun next: first come, longest prefix match, or longest output first (default: fcfs)",
+    )
+    group.add_argument(
+        "--preempt-gap",
+        type=int,
+        metavar="N",
+        help="a request takes the place of one whose priority is so much lower (default: never)",
+    )
+    group.add_argument(
+        "--queue-timeout", type=float, metavar="S", help="seconds a request may wait to be begun"
+    )
+    group.add_argument(
+        "--running-timeout", type=float, metavar="S", help="seconds it may take once it is begun"
+    )
+    group.add_argument(
+        "--host-kv-tokens",
+        type=int,
+        metavar="N",
+        help="size of a second pool, for cached prefixes the first has no room for (default: 0)",
+    )
+    group.add_argument(
+        "--kv-events",
+        action="store_true",
+        default=None,
+        help="have the scheduler tell what it stores in the prefix cache and removes",
+    )
+    group.add_argument(
+        "--draft-tokens",
+        type=int,
+        metavar="N",
+        help="most tokens that are guessed ahead from what was said before (default: 0)",
+    )
+    group.add_argument(
+        "--draft-corpus", metavar="FILE", help="a text file in which guesses are looked up besides"
     )
     group.add_argument("--threads", type=int, metavar="N", help="threads of the compute library")
     group.add_argument(

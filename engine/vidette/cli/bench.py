@@ -7,6 +7,7 @@ import math
 import os
 from typing import TYPE_CHECKING
 
+from vidette.cli import bench_load
 from vidette.cli._options import add_backend_option
 from vidette.cli._run import Stop, run, say
 from vidette.config import Topology
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 TURNS = 40
 QUICK_TURNS = 2
+STEPS = 100
+QUICK_STEPS = 5
 
 
 def add_parser(parser: argparse.ArgumentParser) -> None:
@@ -29,19 +32,48 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     wire.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of contents and of their order (default: 0)"
     )
+    scheduler = kinds.add_parser("scheduler", help="what a step costs beside the model")
+    scheduler.add_argument(
+        "--runs", type=_runs, default=5, metavar="N", help="values of each kind (default: 5)"
+    )
+    scheduler.add_argument("--quick", action="store_true", help="few steps a run: values not to be quoted")
+    prefix = kinds.add_parser("prefix", help="what requests save that begin alike")
+    prefix.add_argument("--model", default="toy", metavar="NAME|PATH", help="as with generate (default: toy)")
+    prefix.add_argument(
+        "--topology", choices=("processes", "inline"), default="processes", help="(default: processes)"
+    )
+    prefix.add_argument("--requests", type=_several, default=32, metavar="N", help="how many (default: 32)")
+    prefix.add_argument(
+        "--prefix-tokens",
+        type=_runs,
+        default=1000,
+        metavar="N",
+        help="made up to whole blocks (default: 1000)",
+    )
+    prefix.add_argument("--runs", type=_runs, default=3, metavar="N", help="values of each kind (default: 3)")
+    prefix.add_argument("--seed", type=int, default=0, metavar="N", help="of all tokens (default: 0)")
+    add_backend_option(prefix)
+    serve = kinds.add_parser("serve", help="a server under load, seen by its clients")
+    bench_load.add_options(serve)
     idle = kinds.add_parser("idle", help="CPU time of an engine that has nothing to do")
     idle.add_argument("--seconds", type=_seconds, default=10.0, metavar="N", help="of each run (default: 10)")
     idle.add_argument("--runs", type=_runs, default=1, metavar="N", help="runs of each topology (default: 1)")
     idle.add_argument("--topology", choices=("processes", "inline"), help="one of them (default: both)")
     idle.add_argument("--model", default="toy", metavar="NAME|PATH", help="as with generate (default: toy)")
     add_backend_option(idle)
-    for kind in (wire, idle):
+    for kind in (wire, scheduler, prefix, serve, idle):
         kind.add_argument("--json", action="store_true", help="print a report as the last line")
 
 
 def bench(options: argparse.Namespace) -> int:
     """Measure, and say what was found; whatever it is, it is no failure."""
-    measure = {"wire": _wire, "idle": _idle}[options.kind]
+    measure = {
+        "wire": _wire,
+        "scheduler": _scheduler,
+        "prefix": _prefix,
+        "serve": bench_load.bench_serve,
+        "idle": _idle,
+    }[options.kind]
     results, status = measure(options)
     if results is None:  # a signal came
         return status
@@ -50,7 +82,7 @@ def bench(options: argparse.Namespace) -> int:
     for line in (*map(_line, checks), *notes):
         say(line)
     if options.json:
-        print(make_report(f"bench {options.kind}", checks, notes=notes).to_json())
+        print(make_report(f"bench {options.kind}", checks, notes=notes, details=results.details).to_json())
     return status
 
 
@@ -73,6 +105,35 @@ def _wire(options: argparse.Namespace) -> tuple[Results | None, int]:
 
     status = run(program)
     return in_order(results) if complete else None, status
+
+
+def _scheduler(options: argparse.Namespace) -> tuple[Results | None, int]:
+    from vidette.bench.scheduler import bench_scheduler  # noqa: PLC0415
+
+    steps = QUICK_STEPS if options.quick else STEPS
+    return bench_scheduler(runs=options.runs, steps=steps, say=say), 0
+
+
+def _prefix(options: argparse.Namespace) -> tuple[Results | None, int]:
+    from vidette.bench.prefix import bench_prefix  # noqa: PLC0415
+
+    results: Results | None = None
+
+    async def program(_: Stop) -> int:
+        nonlocal results
+        results = await bench_prefix(
+            options.model,
+            topology=options.topology,
+            requests=options.requests,
+            prefix=options.prefix_tokens,
+            runs=options.runs,
+            seed=options.seed,
+            say=say,
+        )
+        return 0
+
+    status = run(program, backend=options.backend)
+    return results, status
 
 
 def _idle(options: argparse.Namespace) -> tuple[Results | None, int]:
@@ -99,7 +160,14 @@ def _line(found: Check) -> str:
 def _runs(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more runs")
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number
+
+
+def _several(text: str) -> int:
+    number = int(text)
+    if number < 2:
+        raise argparse.ArgumentTypeError(f"{text} is not 2 or more")
     return number
 
 

@@ -66,7 +66,8 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
         "--hang-timeout",
         type=float,
         metavar="S",
-        help="how long that takes; ten times as long while they compute (default: 30)",
+        help="how long that takes, at least 4; ten times as long while they compute or wait for a device "
+        "(default: 30)",
     )
     add_backend_option(parser)
     add_engine_options(parser, topology="processes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vidette.detokenizer.incremental import IncrementalText
 from vidette.models.interface import TokenTable
+from vidette_protocol.errors import RemoteProtocolError
 from vidette_protocol.ids import Vid
 from vidette_protocol.lifecycle import DetokenizerMachine, end_of
 from vidette_protocol.messages import BatchStrOutput, BatchTokenIDOutput, StrRow, TokenRow
@@ -29,7 +30,7 @@ class Detokenizer:
         """Turn what one step made into text.
 
         Raises:
-            RemoteProtocolError: a row does not fit what came before of its vid.
+            RemoteProtocolError: a row does not fit what came before of its vid, or holds back what was said.
         """
         rows = [self._row(row) for row in message.rows()]
         return BatchStrOutput.from_rows(rows, message.ledger, len(self._texts))
@@ -37,9 +38,13 @@ class Detokenizer:
     def _row(self, row: TokenRow) -> StrRow:
         vid = Vid(row.vid)
         if self._machine.receive(vid, row.offset, len(row.token_ids), end_of(row.reason)):
-            self._texts[vid] = IncrementalText(self._table)
+            self._texts[vid] = IncrementalText(self._table, row.mode)
         last = row.reason is not None
-        text = (self._texts.pop(vid) if last else self._texts[vid]).push(row.token_ids, last=last)
+        said = self._texts.pop(vid) if last else self._texts[vid]
+        try:
+            text = said.push(row.token_ids, last=last, held=row.held)
+        except ValueError as error:
+            raise RemoteProtocolError(f"vid {row.vid}: {error}") from error
         return StrRow(
             row.vid,
             row.offset,
@@ -48,4 +53,5 @@ class Detokenizer:
             row.decoded_text + text,
             logprobs=row.logprobs,
             spec=row.spec,
+            served=row.served,
         )

@@ -30,6 +30,7 @@ async def run_detokenizer(
     front: FrameChannel,
     *,
     table: TokenTable,
+    role: str = "detokenizer",
     incarnation: int = 0,
     recorder: Recorder | None = None,
     make: Callable[[TokenTable], Detokenizer] = Detokenizer,
@@ -41,6 +42,7 @@ async def run_detokenizer(
         scheduler: the link step messages come from.
         front: the link texts go to.
         table: the bytes of each token.
+        role: its name, which is not the same for each of several.
         incarnation: how often a detokenizer was started before in this engine.
         recorder: records what comes from the scheduler.
         make: builds what keeps the texts.
@@ -52,14 +54,14 @@ async def run_detokenizer(
     inward = Link(
         scheduler,
         Codec(sends=DETOKENIZER_TO_SCHEDULER, receives=SCHEDULER_TO_DETOKENIZER),
-        role="detokenizer",
+        role=role,
         peer="scheduler",
         recorder=recorder,
     )
     outward = Link(
         front,
         Codec(sends=DETOKENIZER_TO_FRONT, receives=FRONT_TO_DETOKENIZER),
-        role="detokenizer",
+        role=role,
         peer="front",
     )
     inward.post_hello(incarnation=incarnation)
@@ -73,7 +75,7 @@ async def run_detokenizer(
         try:
             await inward.receive_hello()
             await outward.receive_hello()
-            outward.post(Ready(role="detokenizer"))
+            outward.post(Ready(role=role))
             await _pump(inward, outward, make(table), collector)
         except LinkClosed:
             pass

@@ -2,8 +2,9 @@
 
 A request counts with the tokens it may come to hold, prompt and output: for each of them the scheduler keeps
 memory at once, and the front as they come. How many tokens a text has shows only when it is tokenised. Until
-then it counts with as many as it could have, which are at most its bytes. So what a request costs is counted
-before it is spent, and what lives has a bound, whoever sends it.
+then it counts with as many as it could have, which are at most its bytes, and at most what fits: with more it
+is refused. So what a request costs is counted before it is spent, and what lives has a bound, whoever sends
+it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ ENDS_REMEMBERED: Final = 32
 SHORTEST_RETRY: Final = 1.0
 LONGEST_RETRY: Final = 60.0
 """Seconds between which another try is said to be sensible."""
-BYTES_PER_CHARACTER: Final = 4
-"""Most, in UTF-8. A token is at least one of them."""
 
 
 class Admission:
@@ -59,14 +58,19 @@ class Admission:
         self._costs: dict[Vid, int] = {}
         self._rendering = 0
         self._ends: deque[float] = deque(maxlen=ENDS_REMEMBERED)
+        """Of requests, by `_busy`."""
+        self._busy_before = 0.0
+        self._busy_since = 0.0
 
-    def check(self, costs: Sequence[int], outbox: FrameChannel | None, *, replaced: int = 0) -> None:
+    def check(
+        self, costs: Sequence[int], outbox: FrameChannel | None, *, replaced: Vid | None = None
+    ) -> None:
         """Check that there is room for more requests.
 
         Args:
             costs: tokens that each of them may come to hold.
             outbox: where they would be sent; None: they wait for it.
-            replaced: how many of those that live they take the places of.
+            replaced: one of those that live, which ends when they are taken; None: none does.
 
         Raises:
             Overloaded: there is not, now.
@@ -78,17 +82,19 @@ class Admission:
                 f"{more} answers are asked for at once; at most {self._max_requests} requests may live",
                 param="n",
             )
-        live = self._living() + self._rendering
-        if live + more - replaced > self._max_requests:
-            raise self._refuse(f"{live} requests live; at most {self._max_requests} may", 1)
+        live, held, others = self._living() + self._rendering, self.tokens, ""
+        if replaced is not None:
+            live, held, others = live - 1, held - self._costs[replaced], "other "
+        if live + more > self._max_requests:
+            raise self._refuse(f"{live} {others}requests live; at most {self._max_requests} may", 1)
         tokens = sum(costs)
-        if self.tokens:
-            excess = self.tokens + tokens - self._max_tokens
+        if held:
+            excess = held + tokens - self._max_tokens
             if excess > 0:
                 raise self._refuse(
-                    f"{live} requests live, which may take {self.tokens} tokens, and {tokens} are asked for; "
-                    f"together they may take at most {self._max_tokens}",
-                    math.ceil(excess * live / self.tokens),
+                    f"{live} {others}requests live, which may take {held} tokens, and {tokens} are asked "
+                    f"for; together they may take at most {self._max_tokens}",
+                    math.ceil(excess * live / held),
                 )
         self.check_outbox(outbox)
 
@@ -104,28 +110,38 @@ class Admission:
 
     def admit(self, vid: Vid, tokens: int) -> None:
         """Count a request that lives from now on, or one that lives anew, now that its cost is known."""
+        if not self._costs:
+            self._busy_since = anyio.current_time()
         self.tokens += tokens - self._costs.get(vid, 0)
         self._costs[vid] = tokens
 
     def end(self, vid: Vid) -> None:
         """Count a request no more; nothing happens if it is not counted."""
-        tokens = self._costs.pop(vid, None)
-        if tokens is not None:
-            self.tokens -= tokens
-            self._ends.append(anyio.current_time())
+        if vid not in self._costs:
+            return
+        busy = self._busy()
+        self._ends.append(busy)
+        self.tokens -= self._costs.pop(vid)
+        if not self._costs:
+            self._busy_before = busy
 
     def move(self, old: Vid, new: Vid) -> None:
         """Note that a request lives on under another vid."""
         self._costs[new] = self._costs.pop(old)
 
     @contextmanager
-    def rendering(self, messages: Sequence[Mapping[str, str]]) -> Iterator[None]:
+    def rendering(self, messages: Sequence[Mapping[str, str]], max_total_tokens: int) -> Iterator[None]:
         """Count a conversation while it is rendered: as a request, of as many tokens as it could have.
+
+        Args:
+            messages: as they came.
+            max_total_tokens: more of them would not fit.
 
         Raises:
             Overloaded: there is no room for it.
         """
-        tokens = sum(most_tokens(str(text)) for message in messages for text in message.values())
+        texts = (str(text) for message in messages for text in message.values())
+        tokens = min(sum(most_tokens(text, max_total_tokens) for text in texts), max_total_tokens)
         self.check([tokens], None)
         self._rendering += 1
         self.tokens += tokens
@@ -149,13 +165,20 @@ class Admission:
         """Return what is raised; there may be room again when so many more have ended."""
         seconds = SHORTEST_RETRY
         if len(self._ends) > 1:
-            seconds = ends * (anyio.current_time() - self._ends[0]) / len(self._ends)
+            seconds = ends * (self._busy() - self._ends[0]) / len(self._ends)
         return Overloaded(message, retry_after=min(max(SHORTEST_RETRY, seconds), LONGEST_RETRY))
 
+    def _busy(self) -> float:
+        """Return for how many seconds requests have lived: a clock that stands still while none does."""
+        return self._busy_before + (anyio.current_time() - self._busy_since if self._costs else 0)
 
-def most_tokens(text: str) -> int:
-    """Return how many tokens a text that was not tokenised can have, one in front of it included."""
-    return 1 + (len(text) if text.isascii() else len(text) * BYTES_PER_CHARACTER)
+
+def most_tokens(text: str, max_total_tokens: int) -> int:
+    """Return how many tokens a text that was not tokenised can have, one in front included, if it fits."""
+    if len(text) >= max_total_tokens:
+        return max_total_tokens
+    nbytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    return min(1 + nbytes, max_total_tokens)
 
 
 def most_taken(item: GenerateItem, max_total_tokens: int) -> int:
@@ -165,7 +188,9 @@ def most_taken(item: GenerateItem, max_total_tokens: int) -> int:
         item: checked.
         max_total_tokens: most tokens of prompt and output together.
     """
-    prompt = most_tokens(item.text) if item.text is not None else len(item.input_ids or ())
     wanted = item.sampling_params.max_new_tokens
-    # A text counts also as far as it would not fit: it is there.
-    return max(prompt, max_total_tokens if wanted is None else min(prompt + wanted, max_total_tokens))
+    if wanted is None:
+        return max_total_tokens
+    text = item.text
+    prompt = len(item.input_ids or ()) if text is None else most_tokens(text, max_total_tokens)
+    return min(prompt + wanted, max_total_tokens)

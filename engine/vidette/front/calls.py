@@ -28,12 +28,12 @@ class GcReport(Struct, frozen=True):
     Args:
         front: that of the program.
         scheduler: None: it is in the program's process.
-        detokenizer: likewise.
+        detokenizers: those of all detokenizers; empty: likewise.
     """
 
     front: GcState
     scheduler: GcState | None
-    detokenizer: GcState | None
+    detokenizers: tuple[GcState, ...]
 
 
 class Calls:
@@ -52,14 +52,19 @@ class Calls:
         self._link = link
         self._floor = floor
 
-    async def heartbeat(self) -> HeartbeatReq:
-        """Ask round the ring, through the step loop; return what comes back."""
+    async def heartbeat(self, *, bounded: bool = True) -> HeartbeatReq:
+        """Ask round the ring, through the step loop; return what comes back, with what all of it holds.
+
+        Args:
+            bounded: as of `Questions.ask`.
+        """
         floor, post = self._floor(), self._link().post
-        answer = await self._questions.ask(
-            lambda call: HeartbeatReq(id=call, floor=floor), HeartbeatReq, post
+        answers = await self._questions.ask(
+            lambda call: HeartbeatReq(id=call, floor=floor), HeartbeatReq, post, bounded=bounded
         )
-        assert isinstance(answer, HeartbeatReq)  # Questions has seen to it
-        return answer
+        beats = [beat for beat in answers if isinstance(beat, HeartbeatReq)]  # Questions has seen to it
+        held = sum(beat.detokenizer_open or 0 for beat in beats)
+        return msgspec.structs.replace(beats[0], detokenizer_open=held)
 
     async def freeze_gc(self, wanted: FreezeGCReq = FreezeGCReq()) -> GcReport:  # noqa: B008  immutable
         """Freeze or un-freeze the collectors of all processes, this one last.
@@ -74,11 +79,12 @@ class Calls:
                 param="duration_s",
             )
         post = self._link().post
-        answer = await self._questions.ask(
+        answers = await self._questions.ask(
             lambda call: msgspec.structs.replace(wanted, id=call), FreezeGCReq, post
         )
-        assert isinstance(answer, FreezeGCReq)  # likewise
-        return GcReport(self.collector.apply(wanted), answer.scheduler, answer.detokenizer)
+        done = [answer for answer in answers if isinstance(answer, FreezeGCReq)]  # likewise
+        states = tuple(answer.detokenizer for answer in done if answer.detokenizer is not None)
+        return GcReport(self.collector.apply(wanted), done[0].scheduler, states)
 
     async def control(self, request: ControlReq) -> ControlOutput:
         """Send a control message to the scheduler; return its answer. See `vidette.Engine.control`."""
@@ -89,14 +95,20 @@ class Calls:
         link = self._link()
         try:
             link.check(question)
-        except ProtocolError as error:
+            with anyio.fail_after(request.deadline_s):
+                (answer,) = await self._questions.ask(
+                    lambda call: msgspec.structs.replace(question, id=call), request.output, link.post
+                )
+        except ProtocolError as error:  # also that it is too long for a frame, which shows when it is posted
             raise UsageError(f"{type(request).__name__} cannot be sent: {error}") from error
-        with anyio.fail_after(request.deadline_s):
-            answer = await self._questions.ask(
-                lambda call: msgspec.structs.replace(question, id=call), request.output, link.post
-            )
         assert isinstance(answer, ControlOutput)  # likewise
         return answer
+
+    def tell(self, request: ControlReq) -> None:
+        """Send a control message to whose answer nobody listens."""
+        self._questions.tell(
+            lambda call: msgspec.structs.replace(request, id=call), request.output, self._link().post
+        )
 
     def repeat(self) -> None:
         """Have a ring that took the place of another frozen as this process is; nobody waits for it."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vidette.errors import UsageError
 from vidette.front.support import check_fields, check_supported
 from vidette_protocol.errors import InvalidInput
-from vidette_protocol.limits import Limits
+from vidette_protocol.limits import Limits, logprob_bytes_at
 from vidette_protocol.messages import GenerateItem, GenerateReqInput, SamplingParams
 from vidette_protocol.messages.sampling import MAX_SEED
 from vidette_protocol.normalise import Normalised, normalise_generate
@@ -67,7 +67,21 @@ def _normalise(
         raise UsageError(str(error), param=error.param, code=error.code) from error
 
 
-def _prompt_too_long(prompt_tokens: int, max_total_tokens: int) -> UsageError:
+def check_fits(fewest: int, max_total_tokens: int) -> None:
+    """Check that a text may fit, as far as is known before it is tokenised.
+
+    Args:
+        fewest: it has not fewer tokens.
+        max_total_tokens: most tokens of prompt and output together.
+
+    Raises:
+        UsageError: it does not fit, however it is tokenised.
+    """
+    if fewest >= max_total_tokens:
+        raise _prompt_too_long(f"at least {fewest}", max_total_tokens)
+
+
+def _prompt_too_long(prompt_tokens: int | str, max_total_tokens: int) -> UsageError:
     return UsageError(
         f"the prompt has {prompt_tokens} tokens; at most {max_total_tokens - 1} fit",
         param="text",
@@ -116,6 +130,36 @@ def check_known(params: SamplingParams, unknown: frozenset[str]) -> None:
             )
 
 
+def settle(
+    item: GenerateItem, prompt_tokens: int, max_total_tokens: int, logprob_bytes: int
+) -> SamplingParams:
+    """Return a request's sampling parameters with nothing left open, once all of it was found to fit.
+
+    Args:
+        item: checked.
+        prompt_tokens: length of the prompt.
+        max_total_tokens: most tokens of prompt and output together.
+        logprob_bytes: most that its log probabilities may take.
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    params = settle_sampling(item.sampling_params, prompt_tokens, max_total_tokens)
+    if item.return_logprob:
+        asked, start = len(item.token_ids_logprob or ()), item.logprob_start_len
+        told = min(asked, 1) if start < 0 else max(0, prompt_tokens - start)
+        each = logprob_bytes_at(item.top_logprobs_num, asked)
+        total = (told + (params.max_new_tokens or 0)) * each
+        if total > logprob_bytes:
+            raise UsageError(
+                f"return_logprob is about {told} tokens of the prompt and up to {params.max_new_tokens} of "
+                f"the output, {each} bytes each and {total} together; at most {logprob_bytes} are reported: "
+                f"lower max_new_tokens or top_logprobs_num, or ask for less of the prompt or fewer ids",
+                param="return_logprob",
+            )
+    return params
+
+
 def settle_sampling(
     params: SamplingParams,
     prompt_tokens: int,
@@ -156,5 +200,4 @@ def settle_sampling(
         params,
         max_new_tokens=most,
         sampling_seed=draw(MAX_SEED + 1) if seed is None else seed,
-        stream_interval=None,  # every token, which is all that is supported, and what 1 asks for
     )

@@ -54,7 +54,7 @@ class Drain:
                 self._why[vid] = why
             else:
                 told += 1
-                route.stream.fail(partial(RequestAborted, route.stream.rid, why))
+                route.stream.fail(partial(RequestAborted, route.stream.rid, why), "abort")
         return told
 
     def why_over(self, vid: Vid, rid: str) -> Error:

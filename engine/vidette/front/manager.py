@@ -24,14 +24,17 @@ from vidette.front.checks import (
     check_known,
     check_request,
     make_rid,
-    settle_sampling,
+    settle,
 )
 from vidette.front.drain import Drain
+from vidette.front.kv_events import KVEvents
+from vidette.front.observer import Observer, Timing
 from vidette.front.offload import Offload
 from vidette.front.prompts import Prompts
 from vidette.front.pulse import Pulse
-from vidette.front.questions import Answered, Questions
-from vidette.front.route import MAX_RESUMES, Route, batches
+from vidette.front.questions import Questions
+from vidette.front.route import Route, batches, to_send
+from vidette.front.shards import Shards
 from vidette.front.stream import Group, Stream
 from vidette.front.totals import Totals
 from vidette.models.interface import ModelInfo, Tokenizer
@@ -49,6 +52,7 @@ from vidette_protocol.messages import (
     GenerateItem,
     GenerateReqInput,
     HeartbeatReq,
+    KVEventBatch,
     Ready,
     SamplingParams,
     SchedulerLedger,
@@ -62,7 +66,7 @@ class TokenizerManager:
 
     Args:
         scheduler: link to the scheduler, opened.
-        detokenizer: link to the detokenizer, opened.
+        detokenizers: link to each detokenizer, opened.
         tokenizer: text to token ids.
         info: what the front has to know of the model.
         ready: the scheduler's Ready, with its bounds.
@@ -71,13 +75,14 @@ class TokenizerManager:
         max_queued_tokens: most tokens that they may come to hold.
         tokenise_timeout: seconds that a prompt may take to tokenise or to render.
         front_id: high bits of every vid.
+        kv_events: whether the scheduler tells what its prefix cache holds.
         limits: bounds on what a request may hold.
     """
 
     def __init__(
         self,
         scheduler: Link,
-        detokenizer: Link,
+        detokenizers: Sequence[Link],
         *,
         tokenizer: Tokenizer,
         info: ModelInfo,
@@ -87,17 +92,14 @@ class TokenizerManager:
         max_queued_tokens: int = EngineConfig().max_queued_tokens,
         tokenise_timeout: float = EngineConfig().tokenise_timeout,
         front_id: int = 0,
+        kv_events: bool = False,
         limits: Limits = Limits(),  # noqa: B008  immutable
     ) -> None:
         self.info = info
         self.ready = ready
         self.totals = Totals()
-        self.scheduler_ledger = SchedulerLedger()
-        """What the scheduler held when it was last heard of."""
-        self.detokenizer_open = 0
-        """What the detokenizer held when it was last heard of."""
         self._scheduler = scheduler
-        self._detokenizer = detokenizer
+        self._detokenizers = detokenizers
         self._prompts = Prompts(tokenizer, offload, vocab_size=info.vocab_size, timeout=tokenise_timeout)
         self._admission = Admission(
             max_requests, max_queued_tokens, living=self.__len__, is_over=self._is_over
@@ -105,10 +107,13 @@ class TokenizerManager:
         self._limits = limits._replace(prompt_tokens=min(limits.prompt_tokens, ready.max_total_tokens - 1))
         self._machine = FrontMachine(front_id=front_id, remembered=limits.ended_remembered)
         self._routes: dict[Vid, Route] = {}
-        self.pulse = Pulse(self.heartbeat, self.__len__)
+        self.pulse = Pulse(lambda: self.calls.heartbeat(bounded=False), self.__len__)
         self._questions = Questions(self.pulse)
+        self._shards = Shards(len(detokenizers), self._questions)
         self.calls = Calls(self._questions, link=self._asked, floor=lambda: self._machine.floor)
         self.drain = Drain()
+        self.observer = Observer()
+        self.kv_events = KVEvents(told=kv_events)
         self._lost: Callable[[], Error] | None = None
         """What ended the ring, while there is no other yet."""
         self._changed = anyio.Event()
@@ -138,6 +143,7 @@ class TokenizerManager:
         self._check_taking()
         item = check_request(request, new_rid=make_rid, limits=self._limits, vocab_size=self.info.vocab_size)
         check_known(item.sampling_params, self._scheduler.unknown_there(SamplingParams))
+        timing = self.observer.begin(item.log_metrics)
         vid = self._submit(item, replace=replace)
         stream: Stream | None = None
         try:
@@ -146,7 +152,7 @@ class TokenizerManager:
             # From here to the yield nothing awaits: the route exists before the scheduler can answer.
             message = self._prepare(vid, item, prompt, deadline_s)
             self._scheduler.post(message)
-            stream = self._begin(message)
+            stream = self._begin(message, timing)
             yield stream
         finally:  # no await in here: nothing of it can be cancelled
             self._leave(vid if stream is None else stream.vid)
@@ -169,6 +175,7 @@ class TokenizerManager:
         items = checked.items
         for item in items:
             check_known(item.sampling_params, self._scheduler.unknown_there(SamplingParams))
+        timings = [self.observer.begin(item.log_metrics) for item in items]
         vids = self._submit_group(items)
         streams: tuple[Stream, ...] = ()
         try:
@@ -181,7 +188,7 @@ class TokenizerManager:
             ]
             for batch in batches(messages):
                 self._scheduler.post(batch)
-            streams = tuple(map(self._begin, messages))
+            streams = tuple(map(self._begin, messages, timings))
             yield Group(streams, n=checked.n, single=checked.single)
         finally:  # no await in here, as above
             for vid in [stream.vid for stream in streams] or vids:
@@ -196,24 +203,18 @@ class TokenizerManager:
             raise self.drain.why_over(vid, item.rid)
         self._admission.check_outbox(self._scheduler.channel)
         tokens = len(prompt) // 4
-        params = settle_sampling(item.sampling_params, tokens, self.ready.max_total_tokens)
+        params = settle(item, tokens, self.ready.max_total_tokens, self._limits.logprob_bytes)
         self._admission.admit(vid, tokens + (params.max_new_tokens or 0))
-        return TokenizedGenerateReqInput(
-            vid=vid,
-            floor=self._machine.floor,
-            rid=item.rid,
-            input_ids=prompt,
-            sampling_params=params,
-            deadline_s=deadline_s,
-        )
+        return to_send(item, prompt, params, vid=vid, floor=self._machine.floor, deadline_s=deadline_s)
 
-    def _begin(self, message: TokenizedGenerateReqInput) -> Stream:
+    def _begin(self, message: TokenizedGenerateReqInput, timing: Timing | None) -> Stream:
         """Note that a request was sent; return what its caller reads."""
         vid = Vid(message.vid)
         self._machine.send(vid)
         self.pulse.wake()
         self.totals.submitted += 1
         route = self._routes[vid] = Route.of(message)
+        route.stream.watch(timing)
         return route.stream
 
     async def _wait_ring(self, *vids: Vid) -> None:
@@ -230,14 +231,15 @@ class TokenizerManager:
             EngineBroken, EngineClosed: the engine serves no more.
         """
         self._check_taking()
-        with self._admission.rendering(messages):
+        with self._admission.rendering(messages, self.ready.max_total_tokens):
             return await self._prompts.render(messages)
 
     def _is_over(self, vid: Vid) -> bool:
         return self._machine.state(vid) is FrontState.OVER
 
-    def _check_room(self, items: Sequence[GenerateItem], *, replaced: int = 0) -> list[int]:
+    def _check_room(self, items: Sequence[GenerateItem], *, replaced: Vid | None = None) -> list[int]:
         """Check that there is room for requests; return what each may take."""
+        self._prompts.check_fit(items, self.ready.max_total_tokens)
         costs = [most_taken(item, self.ready.max_total_tokens) for item in items]
         outbox = self._scheduler.channel if self._lost is None else None
         self._admission.check(costs, outbox, replaced=replaced)
@@ -245,8 +247,8 @@ class TokenizerManager:
 
     def _submit(self, item: GenerateItem, *, replace: bool) -> Vid:
         rid = Rid(item.rid)
-        replaces = replace and self._machine.holder(rid) is not None
-        (cost,) = self._check_room([item], replaced=int(replaces))
+        holder = self._machine.holder(rid) if replace else None
+        (cost,) = self._check_room([item], replaced=holder)
         try:
             vid = self._replace(rid) if replace else self._machine.submit(rid)
         except DuplicateRid as error:
@@ -271,7 +273,7 @@ class TokenizerManager:
             route = self._routes.get(replaced.vid)
             self._post_abort(replaced.vid, route, post=replaced.post)
             if route is not None:
-                route.stream.fail(lambda: RequestReplaced(rid))
+                route.stream.fail(lambda: RequestReplaced(rid), "abort")
         return vid
 
     def _leave(self, vid: Vid) -> None:
@@ -285,6 +287,8 @@ class TokenizerManager:
         if lived:
             self._post_abort(vid, route, post=post)
         if route is not None:  # another task may wait for it still
+            if route.unheard and not post and self._lost is None and self._ended is None:
+                self._scheduler.post(AbortReq(vid=vid, floor=self._machine.floor))  # its session has to hear
             route.stream.leave()
         self._note_quiet()
 
@@ -347,7 +351,8 @@ class TokenizerManager:
             if route is not None:  # one that was not sent yet finds out when it would be
                 self.totals.failed += 1
                 route.stream.fail(failure)
-        self._questions.fail(failure)
+        self._questions.end(failure)
+        self.kv_events.end(failure)
         self.calls.collector.close()
         self._changed.set()
         self._note_quiet()
@@ -361,26 +366,27 @@ class TokenizerManager:
         for old, new in self._machine.moved(0):
             self._admission.move(old, new)
             route = self._routes.pop(old)
-            if route.stream.resumed < MAX_RESUMES:
+            if route.resumes:
                 self._routes[new] = route
                 route.stream.move(new)
-            else:  # it may be what they die of
+            else:  # it may be what they die of, or its session has died
                 self._machine.abort(new)
                 self.totals.failed += 1
                 route.stream.fail(route.give_up)
-        self.scheduler_ledger, self.detokenizer_open = SchedulerLedger(), 0
+        self._shards = Shards(len(self._detokenizers), self._questions)
         self._questions.fail(failure)
+        self.kv_events.reset()
         self._note_quiet()
 
-    def attach(self, scheduler: Link, detokenizer: Link, ready: Ready) -> None:
+    def attach(self, scheduler: Link, detokenizers: Sequence[Link], ready: Ready) -> None:
         """Take another ring, and send it all requests that were lost with the one before.
 
         Args:
             scheduler: link to the scheduler, opened.
-            detokenizer: link to the detokenizer, opened.
+            detokenizers: link to each detokenizer, opened.
             ready: the scheduler's Ready.
         """
-        self._scheduler, self._detokenizer, self.ready = scheduler, detokenizer, ready
+        self._scheduler, self._detokenizers, self.ready = scheduler, detokenizers, ready
         self._lost = None
         for vid, route in self._routes.items():
             if self._machine.state(vid) is FrontState.NEW:
@@ -410,24 +416,38 @@ class TokenizerManager:
 
     # --- the ring -----------------------------------------------------------------------
 
-    async def hear_detokenizer(self) -> None:
-        """Route what comes from the detokenizer, until the link closes.
+    @property
+    def scheduler_ledger(self) -> SchedulerLedger:
+        """What the scheduler held when it was last heard of."""
+        return self._shards.ledger
+
+    @property
+    def detokenizer_open(self) -> int:
+        """What the detokenizers held when they were last heard of."""
+        return self._shards.open
+
+    async def hear_detokenizer(self, shard: int = 0) -> None:
+        """Route what comes from a detokenizer, until the link closes.
+
+        Args:
+            shard: its place among them.
 
         Raises:
             LinkClosed: the detokenizer is gone.
             RemoteProtocolError: it broke the protocol.
             RoleFailed: it says that it failed.
         """
-        link = self._detokenizer
+        link = self._detokenizers[shard]
         while True:
             message = await link.receive()
             if self._lost is not None:
                 continue  # what it says now will be said again
             match message:
                 case BatchStrOutput():
+                    self._shards.hear(shard, message)
                     self._route(message)
                 case HeartbeatReq() | FreezeGCReq():
-                    self._answer(message)
+                    self._shards.answer(shard, message)
                 case Failed():
                     raise RoleFailed(link.peer, message)
                 case _:
@@ -448,15 +468,15 @@ class TokenizerManager:
                 continue
             match message:
                 case ControlOutput():
-                    self._answer(message)
+                    self._questions.settle(message)
+                case KVEventBatch():
+                    self.kv_events.deliver(message)
                 case Failed():
                     raise RoleFailed(link.peer, message)
                 case _:
                     raise RemoteProtocolError(f"{type(message).__name__} came after the handshake")
 
     def _route(self, message: BatchStrOutput) -> None:
-        self.scheduler_ledger = message.ledger
-        self.detokenizer_open = message.detokenizer_open
         self.pulse.heard()
         for row in message.rows():
             to = self._machine.receive(Vid(row.vid), row.offset, len(row.token_ids), end_of(row.reason))
@@ -472,15 +492,6 @@ class TokenizerManager:
             self._routes[to].stream.deliver(row)
         self.totals.dropped = self._machine.dropped
         self._note_quiet()
-
-    def _answer(self, message: Answered) -> None:
-        if isinstance(message, HeartbeatReq):
-            if message.scheduler is not None:
-                self.scheduler_ledger = message.scheduler
-            if message.detokenizer_open is not None:
-                self.detokenizer_open = message.detokenizer_open
-        if self._ended is None:  # else everybody was told; but it goes on reading, or the ring could not end
-            self._questions.settle(message)
 
     def _note_quiet(self) -> None:
         self._admission.forget_over()

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, TypeVar
 
 import anyio
 import anyio.lowlevel
 
-from vidette.errors import PromptTimeout, UsageError
-from vidette.front.checks import check_ids
+from vidette.errors import Overloaded, PromptTimeout, UsageError
+from vidette.front.checks import check_fits, check_ids
 from vidette.front.offload import Offload
 from vidette.models.interface import Tokenizer
 from vidette_protocol.messages import GenerateItem
 
 T = TypeVar("T")
+
+LONG_TEXT_CHARS: Final = 65_536
+"""A text or conversation that is longer counts against LONG_TEXTS_CHARS while a prompt is made of it."""
+LONG_TEXTS_CHARS: Final = 16 * 1024 * 1024
+"""Most characters of such texts at a time. One that is longer by itself is taken if there is no other."""
 
 
 class Prompts:
@@ -33,12 +39,28 @@ class Prompts:
         self._offload = offload
         self._vocab_size = vocab_size
         self._timeout = timeout
+        self._long_chars = 0
+
+    def check_fit(self, items: Sequence[GenerateItem], max_total_tokens: int) -> None:
+        """Check that no text is so long that it cannot fit, however it is tokenised.
+
+        Args:
+            items: checked.
+            max_total_tokens: most tokens of prompt and output together.
+
+        Raises:
+            UsageError: one is.
+        """
+        for text in {item.text for item in items if item.text is not None}:
+            if len(text) * 4 >= max_total_tokens:  # else it fits if each byte is a token
+                check_fits(self._tokenizer.fewest_tokens(text, max_total_tokens), max_total_tokens)
 
     async def tokenise(self, item: GenerateItem) -> memoryview:
         """Return the prompt as packed int32, in a column of its own.
 
         Raises:
             UsageError: it has no tokens, or some that are not of the vocabulary.
+            Overloaded: it is long, and so are too many others of which prompts are made now.
             PromptTimeout: it took too long.
         """
         if item.input_ids is not None:
@@ -47,7 +69,8 @@ class Prompts:
         else:
             text = item.text
             assert text is not None
-            ids = await self._in_time("tokenised", lambda: self._tokenizer.encode(text))
+            with self._counted(len(text)):
+                ids = await self._in_time("tokenised", lambda: self._tokenizer.encode(text))
             if not len(ids):
                 raise UsageError("text has no tokens; a prompt has at least one", param="text")
         return ids.data.cast("B")
@@ -57,9 +80,28 @@ class Prompts:
 
         Raises:
             ChatTemplateError: it does not fit the template.
+            Overloaded: as `tokenise`.
             PromptTimeout: it took too long.
         """
-        return await self._in_time("rendered", lambda: self._tokenizer.render_chat(messages))
+        with self._counted(sum(len(text) for message in messages for text in map(str, message.values()))):
+            return await self._in_time("rendered", lambda: self._tokenizer.render_chat(messages))
+
+    @contextmanager
+    def _counted(self, chars: int) -> Iterator[None]:
+        """Count a text while a prompt is made of it, if it is a long one."""
+        if chars <= LONG_TEXT_CHARS:
+            yield
+            return
+        if self._long_chars and self._long_chars + chars > LONG_TEXTS_CHARS:
+            raise Overloaded(
+                f"prompts are being made of {self._long_chars} characters, and {chars} more are given; of "
+                f"texts longer than {LONG_TEXT_CHARS} at most {LONG_TEXTS_CHARS} are taken at a time"
+            )
+        self._long_chars += chars
+        try:
+            yield
+        finally:
+            self._long_chars -= chars
 
     async def _in_time(self, what: str, function: Callable[[], T]) -> T:
         with anyio.move_on_after(self._timeout):

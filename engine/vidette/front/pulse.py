@@ -27,7 +27,7 @@ class Pulse:
     """The heartbeats of one front.
 
     Args:
-        ask: sends a heartbeat round the ring, and waits for it.
+        ask: sends a heartbeat round the ring, and waits for it; refuses only if the ring is gone.
         living: says how many requests live.
     """
 

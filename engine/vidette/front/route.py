@@ -10,10 +10,16 @@ import anyio
 import msgspec
 
 from vidette.errors import Error, RequestError
+from vidette.front.logprobs import LogprobsAsked
 from vidette.front.stream import Stream
 from vidette_protocol.ids import Vid
-from vidette_protocol.messages import BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
-from vidette_protocol.messages.columns import pack_i32
+from vidette_protocol.messages import (
+    BatchTokenizedGenerateReqInput,
+    GenerateItem,
+    SamplingParams,
+    TokenizedGenerateReqInput,
+)
+from vidette_protocol.messages.columns import pack_i32, view_i32
 
 BATCH_BYTES: Final = 8 * 1024 * 1024
 """Token ids of requests that are sent in one message."""
@@ -39,12 +45,31 @@ class Route(NamedTuple):
     @classmethod
     def of(cls, message: TokenizedGenerateReqInput) -> Route:
         """Return that of a request which is sent now for the first time."""
-        stream = Stream(message.rid, Vid(message.vid), len(message.input_ids) // 4)
+        asked = None
+        if message.return_logprob:
+            ids = () if message.token_ids_logprob is None else tuple(view_i32(message.token_ids_logprob))
+            asked = LogprobsAsked(message.top_logprobs_num, ids)
+        stream = Stream(message.rid, Vid(message.vid), len(message.input_ids) // 4, asked)
         left = math.inf if message.deadline_s is None else message.deadline_s
         return cls(stream, message, anyio.current_time() + left)
 
+    @property
+    def resumes(self) -> bool:
+        """Whether it goes on after the death of a process."""
+        return self.message.session_params is None and self.stream.resumed < MAX_RESUMES
+
+    @property
+    def unheard(self) -> bool:
+        """Whether it is of a session, and was not read to its end: then it does not count there."""
+        return self.message.session_params is not None and not self.stream.done
+
     def give_up(self) -> Error:
         """Return what a caller is told whose request goes on no more."""
+        if self.message.session_params is not None:
+            return RequestError(
+                f"request {self.stream.rid!r} failed: the process that held its session has ended, and "
+                f"sessions do not go on after that; open another"
+            )
         times = MAX_RESUMES + 1
         return RequestError(f"request {self.stream.rid!r} failed: processes died over it {times} times")
 
@@ -58,6 +83,45 @@ class Route(NamedTuple):
             deadline_s=seconds_until(self.until),
             resumed_output_ids=pack_i32(heard) if heard else None,
         )
+
+
+def to_send(
+    item: GenerateItem,
+    prompt: memoryview,
+    params: SamplingParams,
+    *,
+    vid: Vid,
+    floor: Vid,
+    deadline_s: float | None,
+) -> TokenizedGenerateReqInput:
+    """Return a request as it goes to the scheduler.
+
+    Args:
+        item: as it was asked for.
+        prompt: token ids, packed int32.
+        params: its sampling parameters, with nothing left open.
+        vid: its key.
+        floor: the lowest vid that is not over.
+        deadline_s: seconds from sending, after which the scheduler ends it; None: never.
+    """
+    return TokenizedGenerateReqInput(
+        vid=vid,
+        floor=floor,
+        rid=item.rid,
+        input_ids=prompt,
+        sampling_params=params,
+        return_logprob=item.return_logprob,
+        logprob_start_len=item.logprob_start_len,
+        top_logprobs_num=item.top_logprobs_num,
+        token_ids_logprob=pack_i32(item.token_ids_logprob) if item.token_ids_logprob else None,
+        stream=item.stream,
+        session_params=item.session_params,
+        routing_key=item.routing_key,
+        priority=item.priority or 0,
+        extra_key=item.extra_key,
+        cache_salt=item.cache_salt,
+        deadline_s=deadline_s,
+    )
 
 
 def seconds_until(deadline: float) -> float | None:

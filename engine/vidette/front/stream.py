@@ -11,10 +11,12 @@ import anyio.lowlevel
 from msgspec import Struct
 
 from vidette.errors import Error, RequestError, UsageError
+from vidette.front.logprobs import Logprobs, LogprobsAsked, TokenLogprob
+from vidette.front.observer import EndedBy, Timing
 from vidette_protocol.ids import Vid
 from vidette_protocol.lifecycle import PendingDelta
 from vidette_protocol.lifecycle.rows import unheard
-from vidette_protocol.messages import FinishReason, StrRow
+from vidette_protocol.messages import FinishReason, Served, SpeculativeMetrics, StrRow
 
 
 class Delta(Struct, frozen=True):
@@ -24,11 +26,13 @@ class Delta(Struct, frozen=True):
         text: new characters; may be empty, as a token need not complete one.
         token_ids: new output tokens.
         finish_reason: set on the last delta.
+        logprobs: of each of these tokens, if the request asked for log probabilities.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Completion(Struct, frozen=True):
@@ -41,6 +45,9 @@ class Completion(Struct, frozen=True):
         finish_reason: how it ended.
         prompt_tokens: length of the prompt.
         resumed: how often it went on after the death of a process.
+        cached_tokens: tokens of the prompt that were found in the prefix cache.
+        logprobs: of each output token, if the request asked for log probabilities.
+        prompt_logprobs: of the tokens of the prompt from `logprob_start_len` on; None: it did not ask.
     """
 
     rid: str
@@ -49,6 +56,9 @@ class Completion(Struct, frozen=True):
     finish_reason: FinishReason
     prompt_tokens: int
     resumed: int = 0
+    cached_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
     @property
     def completion_tokens(self) -> int:
@@ -67,13 +77,22 @@ class Stream:
         vid: its key from submit on; another one each time it goes on after the death of a process.
         prompt_tokens: length of the prompt.
         resumed: how often that was.
+        served: how it was served: what was cached, how often it was retracted, how long it waited.
+        spec: how speculation went; None: there was none, or it has not ended.
+        logprobs_asked: which log probabilities it asked for; None: for none.
     """
 
-    def __init__(self, rid: str, vid: Vid, prompt_tokens: int) -> None:
+    def __init__(
+        self, rid: str, vid: Vid, prompt_tokens: int, logprobs_asked: LogprobsAsked | None = None
+    ) -> None:
         self.rid = rid
         self.vid = vid
         self.prompt_tokens = prompt_tokens
+        self.logprobs_asked = logprobs_asked
         self.resumed = 0
+        self.served = Served()
+        self.spec: SpeculativeMetrics | None = None
+        self._logprobs: Logprobs | None = None
         self._pending = PendingDelta[FinishReason]()
         self._reason: FinishReason | None = None
         self._failure: Callable[[], Error] | None = None
@@ -83,6 +102,7 @@ class Stream:
         self._ended = False
         self._waiting = False
         self._listener: Callable[[], None] | None = None
+        self._timing: Timing | None = None
         self._said_ids = 0
         self._said_chars = 0
 
@@ -113,12 +133,13 @@ class Stream:
             self._ended = True
             assert self._failure is not None
             raise self._failure()
+        logprobs = self._logprobs_of(taken.token_ids, len(self._taken_ids))
         self._taken_text += taken.text.encode("utf-8", "surrogatepass")
         self._taken_ids.extend(taken.token_ids)
         if taken.end is not None:
             self._ended = True
             self._check_failed()
-        return Delta(taken.text, taken.token_ids, taken.end)
+        return Delta(taken.text, taken.token_ids, taken.end, logprobs)
 
     async def read(self) -> Completion:
         """Wait for the end, and return all of it, whatever was taken before.
@@ -145,7 +166,23 @@ class Stream:
             finish_reason=self._reason,
             prompt_tokens=self.prompt_tokens,
             resumed=self.resumed,
+            cached_tokens=self.served.cached_tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
         )
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Those of the output tokens taken so far, if the request asked for log probabilities."""
+        return self._logprobs_of(self.token_ids, 0)
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """Those of the prompt, which come with the first token; None: the request did not ask for them."""
+        return None if self._logprobs is None else self._logprobs.prompt
+
+    def _logprobs_of(self, token_ids: tuple[int, ...], start: int) -> tuple[TokenLogprob, ...]:
+        return () if self._logprobs is None else self._logprobs.output(token_ids, start)
 
     @property
     def text(self) -> str:
@@ -166,19 +203,27 @@ class Stream:
         if self._failure is not None:
             raise self._failure()
         if self._reason is not None and self._reason.type == "error":
-            raise RequestError(f"request {self.rid!r} failed: {self._reason.message}")
+            raise RequestError(
+                f"request {self.rid!r} failed: {self._reason.message}",
+                status=self._reason.status_code,
+                code=self._reason.err_type,
+            )
 
     async def _wait_news(self) -> None:
-        if self._has_news:
-            await anyio.lowlevel.checkpoint()
-        while not self._has_news:
-            if self._waiting:
+        if self._waiting:  # also if there is news: it is that task's
+            if self._failure is None:
                 raise anyio.BusyResourceError("reading from")
-            self._waiting, self._news = True, anyio.Event()
-            try:
+            await anyio.lowlevel.checkpoint()
+            return
+        self._waiting = True
+        try:
+            if self._has_news:
+                await anyio.lowlevel.checkpoint()
+            while not self._has_news:
+                self._news = anyio.Event()
                 await self._news.wait()
-            finally:
-                self._waiting = False
+        finally:
+            self._waiting = False
 
     @property
     def ready(self) -> bool:
@@ -203,12 +248,25 @@ class Stream:
         its length: what comes of so many tokens is a function of them, so the beginning is the same.
         """
         text, token_ids = row.text, row.token_ids
+        if row.served is not None:
+            self.served = row.served
+        if row.spec is not None:
+            self.spec = row.spec
         if self.resumed:
             fresh = unheard(self._said_ids, row.offset, len(token_ids))
             text, token_ids = text[self._said_chars :], token_ids[len(token_ids) - fresh :]
             self._said_chars -= min(self._said_chars, len(row.text))
+        if row.logprobs is not None:
+            if self._logprobs is None:
+                self._logprobs = Logprobs()
+            self._logprobs.add(row.logprobs, len(token_ids))
         self._pending.deliver(text, token_ids, row.reason)
         self._reason = row.reason
+        if self._timing is not None:
+            if token_ids:
+                self._timing.take(len(token_ids), self.prompt_tokens)
+            if row.reason is not None:
+                self._timing.finish(row.reason.type, self.prompt_tokens, self.served, self.spec)
         self._tell()
 
     def move(self, vid: Vid) -> None:
@@ -226,15 +284,21 @@ class Stream:
         waiting = self._pending.peek()
         return self.token_ids + (() if waiting is None else waiting.token_ids)
 
-    def fail(self, failure: Callable[[], Error]) -> None:
+    def fail(self, failure: Callable[[], Error], how: EndedBy = "error") -> None:
         """End the stream with an error, made anew for whoever waits; a stream that has its end keeps it."""
         if self._reason is None:
             self._failure = failure
+            if self._timing is not None:
+                self._timing.finish(how, self.prompt_tokens, self.served, self.spec)
             self._tell()
 
     def leave(self) -> None:
         """End the stream because its block is left; another task may wait for it still."""
-        self.fail(_left)
+        self.fail(_left, "abort")
+
+    def watch(self, timing: Timing | None) -> None:
+        """Have what comes from now on observed, if there is something that does."""
+        self._timing = timing
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Have something called whenever there is news; it replaces what was called before."""

@@ -6,7 +6,8 @@ The map of the package, from the outside in:
 * `store`, `download`: where model files are and how they get there.
 * `load`: one function per process and purpose, which imports no more than that purpose needs.
 * `gguf`, `quants`: the reader of GGUF files and the dequantisation of their tensors.
-* `vocabulary`, `tokenizer`, `chat` (with `_sandbox`): byte-level vocabularies and chat templates.
+* `vocabulary`, `tokenizer`, `chat` (with `_sandbox`): vocabularies and chat templates.
+* `spelling`: which bytes a request's tokens add to its text.
 * `llama_config`, `llama`, `paging`: the Llama family over a paged KV pool.
 * `toy`, `toy_tokenizer`: a model for tests that notices every mistake in the block accounting.
 

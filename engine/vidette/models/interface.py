@@ -9,7 +9,7 @@ never pay for it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,15 +58,24 @@ class ModelInfo(NamedTuple):
     """Any of these ends a request unless it asked for `ignore_eos`."""
     kv_bytes_per_token: int
     """Bytes of keys and values one token takes in the pool, over all layers."""
+    bos_token_id: int | None = None
+    """What the tokenizer puts before every text; None: nothing."""
 
 
 class TokenTable(NamedTuple):
-    """The bytes each token stands for: all that detokenizing a byte-level vocabulary takes."""
+    """The bytes each token stands for: all that detokenizing takes.
+
+    Text is the bytes of all tokens, one after the other, read as UTF-8; what is no UTF-8 becomes U+FFFD.
+    """
 
     token_bytes: Sequence[bytes]
     """Bytes of every token id; a special token's are its name in UTF-8."""
     special: frozenset[int]
-    """Ids of special (control) tokens, which are not shown."""
+    """Ids of special (control) tokens, which are not shown unless a request asks for it."""
+    space_prefix: bool = False
+    """Whether the tokenizer puts a space before a text, which is taken away again where a text begins."""
+    spaced_specials: bool = False
+    """Whether the tokenizer puts spaces around special tokens that are shown."""
 
 
 class Tokenizer(Protocol):
@@ -74,6 +83,15 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Return the token ids of a text; names of special tokens in it become these tokens."""
+        ...
+
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        """Return how many tokens a text has at least, told in far less time than `encode` takes.
+
+        Args:
+            text: any string.
+            enough: it looks no further once it knows of so many.
+        """
         ...
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
@@ -85,7 +103,18 @@ class Tokenizer(Protocol):
         ...
 
 
-class Model(Protocol):
+class BlockCopier(Protocol):
+    """Takes copies of blocks of a pool, and puts them back."""
+
+    def export_blocks(self, blocks: Sequence[int]) -> NDArray[Any]:
+        """Return copies: row `i` is all that block `blocks[i]` holds. Shape and type are the model's own."""
+        ...
+
+    def import_blocks(self, blocks: Sequence[int], payload: NDArray[Any]) -> None:
+        """Make block `blocks[i]` hold row `i` of what `export_blocks` returned, of whatever blocks."""
+
+
+class Model(BlockCopier, Protocol):
     """Weights and KV pool of one model; owned and called by one thread."""
 
     info: ModelInfo

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional as F  # noqa: N812
 
 from vidette.errors import ModelError
@@ -17,7 +19,7 @@ from vidette.models.gguf import GGUFFile
 from vidette.models.interface import BLOCK_SIZE, Model, ModelInfo, StepPlan
 from vidette.models.llama_config import LlamaConfig, llama_info, read_llama_config
 from vidette.models.paging import AttentionGroup, StepLayout, lay_out
-from vidette.models.vocabulary import read_end_tokens
+from vidette.models.vocabulary import read_end_tokens, read_start_token
 
 
 class LayerWeights(NamedTuple):
@@ -66,6 +68,30 @@ class Llama:
         config = self._config
         shape = (config.num_layers, num_blocks * BLOCK_SIZE, config.num_kv_heads, config.head_dim)
         self._pools = list(zip(torch.zeros(shape), torch.zeros(shape), strict=True))
+
+    def export_blocks(self, blocks: Sequence[int]) -> NDArray[np.float32]:
+        """Return copies of the keys and values in these blocks.
+
+        Returns:
+            float32 [blocks, 2 * layers, values of a block]: of each layer the keys, then the values.
+        """
+        pools, places = self._pools_by_block(), list(blocks)
+        copies = np.empty((len(places), len(pools), pools[0].shape[1]), dtype=np.float32)
+        for index, pool in enumerate(pools):
+            copies[:, index] = pool[places]
+        return copies
+
+    def import_blocks(self, blocks: Sequence[int], payload: NDArray[Any]) -> None:
+        """Put copies of keys and values into these blocks."""
+        places = list(blocks)
+        for index, pool in enumerate(self._pools_by_block()):
+            pool[places] = payload[:, index]
+
+    def _pools_by_block(self) -> list[NDArray[np.float32]]:
+        """Keys and values of each layer, [blocks, values of a block]: the pool itself, no copy."""
+        config = self._config
+        width = BLOCK_SIZE * config.num_kv_heads * config.head_dim
+        return [pool.view(-1, width).numpy() for pools in self._pools for pool in pools]
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> torch.Tensor:
@@ -162,7 +188,7 @@ def load_llama(
     """
     file = GGUFFile(path)
     config = read_llama_config(file)
-    info = llama_info(config, name or path.stem, read_end_tokens(file))
+    info = llama_info(config, name or path.stem, read_end_tokens(file), read_start_token(file))
     return Llama(config, _WeightReader(file, config, progress).read(), info)
 
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from vidette.errors import ModelError
 from vidette.models.gguf import GGUFFile
 from vidette.models.interface import ModelInfo
-from vidette.models.vocabulary import read_end_tokens, read_vocabulary
+from vidette.models.vocabulary import read_end_tokens, read_start_token, read_vocabulary
 
 ARCHITECTURE: Final = "llama"
 
@@ -80,7 +80,9 @@ def read_llama_config(file: GGUFFile) -> LlamaConfig:
     )
 
 
-def llama_info(config: LlamaConfig, name: str, eos_token_ids: frozenset[int]) -> ModelInfo:
+def llama_info(
+    config: LlamaConfig, name: str, eos_token_ids: frozenset[int], bos_token_id: int | None = None
+) -> ModelInfo:
     """Return what the engine has to know of a Llama."""
     values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     return ModelInfo(
@@ -90,6 +92,7 @@ def llama_info(config: LlamaConfig, name: str, eos_token_ids: frozenset[int]) ->
         context_len=config.context_len,
         eos_token_ids=eos_token_ids,
         kv_bytes_per_token=values_per_token * _BYTES_PER_VALUE,
+        bos_token_id=bos_token_id,
     )
 
 
@@ -99,7 +102,7 @@ def read_llama_info(file: GGUFFile, name: str) -> ModelInfo:
     Raises:
         ModelError: as `read_llama_config` and `read_end_tokens` do.
     """
-    return llama_info(read_llama_config(file), name, read_end_tokens(file))
+    return llama_info(read_llama_config(file), name, read_end_tokens(file), read_start_token(file))
 
 
 def _refuse_variants(file: GGUFFile) -> None:

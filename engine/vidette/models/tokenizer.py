@@ -17,7 +17,15 @@ from tokenizers.pre_tokenizers import Sequence as PreTokenizerSequence
 from vidette.errors import ChatTemplateError, ModelError
 from vidette.models.chat import ChatTemplate
 from vidette.models.gguf import GGUFFile
-from vidette.models.vocabulary import TokenType, Vocabulary, read_token_id, read_vocabulary
+from vidette.models.vocabulary import (
+    BYTE_LEVEL_MODEL,
+    TokenType,
+    Vocabulary,
+    byte_level_bytes,
+    read_token_id,
+    read_vocabulary,
+    silent_bytes,
+)
 
 
 def _split_like_gpt2() -> PreTokenizer:
@@ -33,6 +41,9 @@ def _split_like_smollm() -> PreTokenizer:
 _SPLITTERS: Final[Mapping[str, Callable[[], PreTokenizer]]] = MappingProxyType(
     {"gpt-2": _split_like_gpt2, "smollm": _split_like_smollm}
 )
+
+# Types of tokens that are found in a text by their names, and whether they are special.
+_ADDED_TYPES: Final = (((TokenType.CONTROL, TokenType.UNKNOWN), True), ((TokenType.USER_DEFINED,), False))
 
 # Names under which chat templates expect special tokens, and where the header has their ids.
 _TEMPLATE_TOKENS: Final = MappingProxyType(
@@ -52,14 +63,24 @@ class ByteLevelTokenizer:
         tokenizer: the built tokenizer; its pipeline adds no tokens of its own.
         chat_template: the model's template, None if it has none.
         prefix: ids put before every text (the model's beginning-of-sequence token, if it wants one).
+        longest: bytes of the longest token, special tokens by their names; None: it is not known.
+        silent: bytes that vanish from a text, since the vocabulary has no token for them.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, chat_template: ChatTemplate | None = None, prefix: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        *,
+        chat_template: ChatTemplate | None = None,
+        prefix: Sequence[int] = (),
+        longest: int | None = None,
+        silent: bytes = b"",
     ) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._prefix = list(prefix)
+        self._longest = longest
+        self._silent = silent
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Return the token ids of a text; names of special tokens in it become these tokens.
@@ -77,6 +98,14 @@ class ByteLevelTokenizer:
         if ids[: len(self._prefix)] != self._prefix:
             ids = self._prefix + ids
         return np.array(ids, dtype=np.int32)
+
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        """Return how many tokens a text has if all are as long as the longest, at most `enough`."""
+        if self._longest is None:
+            return 0
+        beginning = text[: enough * self._longest]  # a character is at least a byte
+        nbytes = len(beginning.encode("utf-8", errors="replace").translate(None, self._silent))
+        return min(enough, -(-nbytes // self._longest))
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render a conversation with the model's own template, ready for `encode`.
@@ -97,6 +126,11 @@ def build_tokenizer(file: GGUFFile) -> ByteLevelTokenizer:
             or the chat template does not compile.
     """
     vocabulary = read_vocabulary(file)
+    if vocabulary.model != BYTE_LEVEL_MODEL:
+        raise ModelError(
+            f"{file.path}: text cannot be tokenized for a {vocabulary.model!r} vocabulary; "
+            f"{BYTE_LEVEL_MODEL!r} is supported"
+        )
     special_ids = {name: read_token_id(file, vocabulary, key) for name, key in _TEMPLATE_TOKENS.items()}
     bos = special_ids["bos_token"]
     wants_bos = file.value("tokenizer.ggml.add_bos_token", bool, default=False)
@@ -106,6 +140,8 @@ def build_tokenizer(file: GGUFFile) -> ByteLevelTokenizer:
             file, {name: vocabulary.tokens[i] for name, i in special_ids.items() if i is not None}
         ),
         prefix=[bos] if wants_bos and bos is not None else [],
+        longest=max(map(len, [*byte_level_bytes(vocabulary.tokens), *map(str.encode, _added(vocabulary))])),
+        silent=silent_bytes(frozenset(vocabulary.tokens)),
     )
 
 
@@ -128,13 +164,16 @@ def _build_bpe(file: GGUFFile, vocabulary: Vocabulary) -> Tokenizer:
     tokenizer = Tokenizer(BPE(vocab=ids, merges=merges))
     tokenizer.pre_tokenizer = _SPLITTERS[splitter]()
     tokenizer.decoder = ByteLevelDecoder()
-    for types, special in (
-        ((TokenType.CONTROL, TokenType.UNKNOWN), True),
-        ((TokenType.USER_DEFINED,), False),
-    ):
+    for types, special in _ADDED_TYPES:
         added = [vocabulary.tokens[token_id] for token_id in vocabulary.ids_of_type(*types)]
         tokenizer.add_tokens([AddedToken(name, normalized=False, special=special) for name in added])
     return tokenizer
+
+
+def _added(vocabulary: Vocabulary) -> list[str]:
+    """Return the names of the tokens that a text has wherever it has their names."""
+    types = [added for some, _ in _ADDED_TYPES for added in some]
+    return [vocabulary.tokens[token_id] for token_id in vocabulary.ids_of_type(*types)]
 
 
 def _build_template(file: GGUFFile, special_tokens: Mapping[str, str]) -> ChatTemplate | None:

@@ -10,7 +10,8 @@ tested the block accounting.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -47,6 +48,14 @@ class ToyModel:
     def allocate(self, num_blocks: int) -> None:
         """Create the pool: `num_blocks` blocks of BLOCK_SIZE token ids."""
         self._pool = np.full(num_blocks * BLOCK_SIZE, _UNWRITTEN, dtype=np.int64)
+
+    def export_blocks(self, blocks: Sequence[int]) -> NDArray[np.int64]:
+        """Return copies of the token ids in these blocks, int64 [blocks, BLOCK_SIZE]."""
+        return self._pool.reshape(-1, BLOCK_SIZE)[list(blocks)]
+
+    def import_blocks(self, blocks: Sequence[int], payload: NDArray[Any]) -> None:
+        """Put copies of token ids into these blocks."""
+        self._pool.reshape(-1, BLOCK_SIZE)[list(blocks)] = payload
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Write the step's token ids into the pool and hash each wanted context as read from it.

@@ -23,6 +23,7 @@ TOY_VOCAB_SIZE: Final = 256 + len(TOY_SPECIALS)
 
 _ROLES: Final = frozenset({"user", "assistant", "system"})
 _SPECIAL_IDS: Final = {name: 256 + index for index, name in enumerate(TOY_SPECIALS)}
+_LONGEST: Final = max(map(len, TOY_SPECIALS))
 _SPLIT_SPECIALS: Final = re.compile("(" + "|".join(map(re.escape, TOY_SPECIALS)) + ")")
 
 
@@ -46,6 +47,10 @@ class ToyTokenizer:
                 raw = part.encode("utf-8", errors="replace")
                 parts.append(np.frombuffer(raw, dtype=np.uint8).astype(np.int32))
         return np.concatenate(parts)
+
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        """Return how many tokens a text has if it is all names of special tokens, at most `enough`."""
+        return min(enough, -(-len(text) // _LONGEST))
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render each message as its role's token, its content and a newline; the assistant comes next.

@@ -1,13 +1,16 @@
 """The vocabulary in a GGUF header: which bytes each token stands for, and which tokens are special.
 
 Byte-level vocabularies write every byte as one printable character: itself where it is printable Latin-1, a
-character from U+0100 on otherwise (so "Ġ" is a space). Undoing that needs no tokenizer library, which keeps
-the detokenizer process small.
+character from U+0100 on otherwise (so "Ġ" is a space). SentencePiece vocabularies write text as it is, but
+for spaces, which are "▁"; what they have no piece for is spelled in bytes, by tokens such as "<0x0A>".
+Undoing either needs no tokenizer library, which keeps the detokenizer process small.
 """
 
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,7 +21,13 @@ from vidette.models.gguf import GGUFFile
 from vidette.models.interface import TokenTable
 
 BYTE_LEVEL_MODEL: Final = "gpt2"
-"""Value of `tokenizer.ggml.model` for byte-level BPE, the one kind we read."""
+"""Value of `tokenizer.ggml.model` for byte-level BPE."""
+PIECE_MODEL: Final = "llama"
+"""Value of `tokenizer.ggml.model` for SentencePiece with tokens for bytes, as Llama 2 and Gemma have it."""
+
+_BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2})>")
+_SPACE: Final = "\u2581"
+"""What SentencePiece writes for a space."""
 
 # Models end a turn with one of these even where the header names another one as the end of sequence
 # (llama.cpp goes by the names as well).
@@ -45,6 +54,8 @@ class Vocabulary(NamedTuple):
     tokens: list[str]
     types: NDArray[np.int64]
     """[len(tokens)] values of TokenType."""
+    model: str = BYTE_LEVEL_MODEL
+    """BYTE_LEVEL_MODEL or PIECE_MODEL."""
 
     def ids_of_type(self, *types: TokenType) -> list[int]:
         """Return the ids of all tokens of these types, in order."""
@@ -56,33 +67,53 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
     """Read the tokens and their types.
 
     Raises:
-        ModelError: the tokenizer is not byte-level BPE, or its tables do not fit together.
+        ModelError: the tokenizer is of another kind, or its tables do not fit together.
     """
     model = file.value("tokenizer.ggml.model", str)
-    if model != BYTE_LEVEL_MODEL:
-        raise ModelError(f"{file.path}: tokenizer {model!r} is not supported; {BYTE_LEVEL_MODEL!r} is")
+    if model not in {BYTE_LEVEL_MODEL, PIECE_MODEL}:
+        raise ModelError(
+            f"{file.path}: tokenizer {model!r} is not supported; {BYTE_LEVEL_MODEL!r} and {PIECE_MODEL!r} are"
+        )
     tokens = file.strings("tokenizer.ggml.tokens")
     if not tokens:
         raise ModelError(f"{file.path}: the vocabulary is empty")
     types = file.integers("tokenizer.ggml.token_type")
     if len(types) != len(tokens):
         raise ModelError(f"{file.path}: {len(tokens)} tokens, but {len(types)} token types")
-    return Vocabulary(tokens, types)
+    return Vocabulary(tokens, types, model)
 
 
 def read_token_table(file: GGUFFile) -> TokenTable:
     """Return the bytes of each token; control and unknown tokens count as special.
 
     Raises:
-        ModelError: the tokenizer is not byte-level BPE, or its tables do not fit together.
+        ModelError: the tokenizer is of another kind, or its tables do not fit together.
     """
     vocabulary = read_vocabulary(file)
-    token_bytes = byte_level_bytes(vocabulary.tokens)
     special = vocabulary.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN)
-    # These are text as it stands, not in the byte alphabet.
-    for token_id in (*special, *vocabulary.ids_of_type(TokenType.USER_DEFINED)):
+    if vocabulary.model == PIECE_MODEL:
+        token_bytes = [token.replace(_SPACE, " ").encode() for token in vocabulary.tokens]
+        for token_id in vocabulary.ids_of_type(TokenType.BYTE):
+            token_bytes[token_id] = _spelled_byte(file, vocabulary.tokens[token_id])
+        as_it_stands = special
+    else:
+        token_bytes = byte_level_bytes(vocabulary.tokens)
+        as_it_stands = [*special, *vocabulary.ids_of_type(TokenType.USER_DEFINED)]
+    # These are text already: neither in the byte alphabet nor with "▁" for a space.
+    for token_id in as_it_stands:
         token_bytes[token_id] = vocabulary.tokens[token_id].encode()
-    return TokenTable(token_bytes, frozenset(special))
+    prefixed = vocabulary.model == PIECE_MODEL and file.value(
+        "tokenizer.ggml.add_space_prefix", bool, default=True
+    )
+    return TokenTable(token_bytes, frozenset(special), space_prefix=prefixed)
+
+
+def _spelled_byte(file: GGUFFile, token: str) -> bytes:
+    """Return the byte of a token such as "<0x0A>"."""
+    match = _BYTE_TOKEN.fullmatch(token)
+    if match is None:
+        raise ModelError(f"{file.path}: the token {token!r} is said to be a byte, as '<0x0A>' would be")
+    return bytes.fromhex(match[1])
 
 
 def read_end_tokens(file: GGUFFile) -> frozenset[int]:
@@ -99,6 +130,17 @@ def read_end_tokens(file: GGUFFile) -> frozenset[int]:
     }
     ends |= {token_id for key in _END_KEYS if (token_id := read_token_id(file, vocabulary, key)) is not None}
     return frozenset(ends)
+
+
+def read_start_token(file: GGUFFile) -> int | None:
+    """Return the id of the token that the tokenizer puts before every text; None if it puts none there.
+
+    Raises:
+        ModelError: as `read_end_tokens`.
+    """
+    if not file.value("tokenizer.ggml.add_bos_token", bool, default=False):
+        return None
+    return read_token_id(file, read_vocabulary(file), "bos_token_id")
 
 
 def read_token_id(file: GGUFFile, vocabulary: Vocabulary, key: str) -> int | None:
@@ -130,6 +172,11 @@ def byte_level_bytes(tokens: list[str]) -> list[bytes]:
         token.translate(to_latin1).encode("latin-1") if known.issuperset(token) else token.encode()
         for token in tokens
     ]
+
+
+def silent_bytes(tokens: Collection[str]) -> bytes:
+    """Return the bytes that a byte-level vocabulary has no token for: they vanish from a text."""
+    return bytes(byte for byte, character in enumerate(_byte_alphabet()) if character not in tokens)
 
 
 def _byte_alphabet() -> str:

@@ -1,13 +1,36 @@
 """The scheduler: which request computes when, and with which memory.
 
 - `blocks`   pure: who holds which blocks of the KV pool
-- `policy`   pure: what the next step computes
+- `radix`    pure: which blocks hold which prefix
+- `kv_cache` pure: which blocks a request holds, and which hold what others can use again
+- `host_cache`  the prefix cache with a second tier in host memory
+- `ordered`  pure: a set of tuples that is read in order while it changes
+- `queue`    pure: who waits, and in what order they are admitted
+- `policy`   pure: what the next step computes, who is admitted, who gives up blocks
+- `options`  sizes and rules of a loop
+- `sequence` one request as it is computed
+- `plan`     from a batch of sequences to what the model is told
+- `choosing` from logits to what each sequence says next
+- `drafts`   pure: what a request may say next, from what was said before
+- `corpora`  pure: texts that all requests draft from
+- `sampling` what a request wants of its tokens, and what its tokens so far do to the logits
 - `sampler`  logits to tokens, over all rows at once
+- `ranking`  the largest logits of each row, without sorting the vocabulary
+- `logprobs` log probabilities, of the rows that asked for some
+- `stops`    pure: when a request is over, and what of its text is not shown
+- `stop_strings`  pure: the automaton that finds stop strings
+- `endings`  why requests are ended
+- `counts`   what the loop has done
+- `told`     what a step has to say
 - `deadlines`  pure: which requests have to end when
+- `turns`    pure: what a session consists of, and where in it a request goes on
+- `sessions` pure: conversations that requests go on with
+- `controls` pure: what is asked of the loop besides requests
 - `support`  which fields of a request are honoured
 - `loop`     `StepLoop.step(commands, now) -> effects`: machine, blocks and batch have this one owner
 - `build`    from a configuration to a step loop: loads the model
 - `compute`  the thread that drives the loop and sends what it makes
+- `shares`   which of several detokenizers is told what
 - `handlers` questions of a user's own, each answered in a task
 - `process`  the AnyIO shell: link to the front, one lifetime task per request
 """

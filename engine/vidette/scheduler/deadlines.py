@@ -7,24 +7,26 @@ deadline leaves an entry behind, which is dropped when its turn comes, or when m
 from __future__ import annotations
 
 import heapq
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from vidette_protocol.ids import Vid
+
+Key = TypeVar("Key", Vid, str)
 
 SLACK: Final = 64
 """Stale entries that are kept whatever the number of live ones."""
 
 
-class Deadlines:
-    """Times by vid."""
+class Deadlines(Generic[Key]):
+    """Times by vid, or by another name."""
 
     __slots__ = ("_heap", "_when")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, Vid]] = []
-        self._when: dict[Vid, float] = {}
+        self._heap: list[tuple[float, Key]] = []
+        self._when: dict[Key, float] = {}
 
-    def set(self, vid: Vid, when: float) -> None:
+    def set(self, vid: Key, when: float) -> None:
         """Give a vid its deadline; it has none yet.
 
         Args:
@@ -34,12 +36,12 @@ class Deadlines:
         self._when[vid] = when
         heapq.heappush(self._heap, (when, vid))
 
-    def drop(self, vid: Vid) -> None:
+    def drop(self, vid: Key) -> None:
         """Forget a vid's deadline; nothing if it has none."""
         if self._when.pop(vid, None) is not None:
             self._compact()
 
-    def passed(self, now: float) -> list[Vid]:
+    def passed(self, now: float) -> list[Key]:
         """Return the vids whose deadline has passed, the earliest first, and forget them."""
         due = []
         while self._heap and self._heap[0][0] <= now:

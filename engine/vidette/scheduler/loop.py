@@ -6,66 +6,70 @@ sent or told is in the effects.
 
 A step applies its commands first. If they ended something, or ask something, the answer goes out at once and
 the model runs with the next step; so the acknowledgement of an abort never waits for a batch. Otherwise the
-step plans, launches, lands, and tells what was made.
+step decides, retracts, begins, launches, lands, and tells what was made.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 
 from vidette._freeze import Freeze
-from vidette.models.interface import BLOCK_SIZE, Model, StepPlan
-from vidette.scheduler.blocks import BlockPool
+from vidette.models.interface import BLOCK_SIZE, Model, TokenTable
+from vidette.scheduler import endings
+from vidette.scheduler.choosing import Made, choose
+from vidette.scheduler.controls import Control, Controls
+from vidette.scheduler.corpora import Corpora
+from vidette.scheduler.counts import Counts
 from vidette.scheduler.deadlines import Deadlines
-from vidette.scheduler.policy import Budget, decide
-from vidette.scheduler.sampler import NOT_FINITE, SampleRows, sample
-from vidette.scheduler.support import find_unsupported
-from vidette_protocol.errors import RemoteProtocolError
+from vidette.scheduler.host_cache import make_cache
+from vidette.scheduler.kv_cache import KVCache, NextBlock
+from vidette.scheduler.logprobs import Wanted
+from vidette.scheduler.options import LoopOptions, check_options
+from vidette.scheduler.plan import Share, write_plan
+from vidette.scheduler.policy import Budget, Cost, decide
+from vidette.scheduler.queue import OUTPUT_WEIGHT, WaitingQueue
+from vidette.scheduler.radix import KVEvent
+from vidette.scheduler.sequence import Sequence
+from vidette.scheduler.sessions import Sessions
+from vidette.scheduler.shares import pack_rows
+from vidette.scheduler.support import check_ids, explain, find_unsupported
+from vidette.scheduler.told import Told
 from vidette_protocol.ids import Vid
 from vidette_protocol.lifecycle import Row, SchedulerMachine
 from vidette_protocol.messages import (
     AbortReq,
-    BatchTokenIDOutput,
+    ControlOutput,
     FinishReason,
     FreezeGCReq,
     HeartbeatReq,
     Message,
-    SamplingParams,
     SchedulerLedger,
     ShutdownReq,
     TokenizedGenerateReqInput,
     TokenRow,
 )
 
-Command = TokenizedGenerateReqInput | AbortReq | HeartbeatReq | FreezeGCReq | ShutdownReq
+Command = TokenizedGenerateReqInput | AbortReq | HeartbeatReq | FreezeGCReq | ShutdownReq | Control
 """What a step takes: the front's messages, as they came."""
-
-ABORTED: Final = FinishReason("abort", message="the caller ended the request")
-EXPIRED: Final = FinishReason(
-    "error", message="its deadline passed", status_code=504, err_type="deadline_exceeded"
-)
-DEADLINE_GRACE: Final = 0.1
-"""Seconds that a deadline is passed before a request is ended here. The front has it end by itself, which it
-knows better; this is for a front that is stuck."""
 
 
 class Effects(NamedTuple):
     """What one step wants done, in this order.
 
     Args:
-        messages: to the detokenizer.
+        messages: to the detokenizers.
         over: vids that ended.
         busy: whether the next step has something to compute; if not, wait for a command.
         wake_at: when the next step is due even if nothing is computed and no command comes; None: never.
         freeze_gc: what was asked of this process's garbage collector; each goes to the detokenizer with what
             came of it.
         stop: whether this was the last step.
+        answers: to the front itself, in any order with the rest.
         unfreeze_gc: whether the collector is to be un-frozen because its time has come.
+        events: what has changed in the prefix cache, in order, if that is told; before the answers.
     """
 
     messages: list[Message]
@@ -74,7 +78,9 @@ class Effects(NamedTuple):
     wake_at: float | None = None
     freeze_gc: tuple[FreezeGCReq, ...] = ()
     stop: bool = False
+    answers: tuple[ControlOutput, ...] = ()
     unfreeze_gc: bool = False
+    events: tuple[KVEvent, ...] = ()
 
 
 class StepLoop:
@@ -82,32 +88,42 @@ class StepLoop:
 
     Args:
         model: what computes; its pool is allocated here.
-        num_blocks: size of the KV pool.
-        step_tokens: most tokens computed in one step.
-        max_running: most requests that run at once; at most step_tokens, so that each decodes in every step.
+        options: sizes and rules.
+        table: the bytes of each token, for requests that stop at texts.
+        corpora: where drafts are looked up besides.
     """
 
-    def __init__(self, model: Model, *, num_blocks: int, step_tokens: int, max_running: int) -> None:
-        if not 1 <= max_running <= step_tokens:
-            raise ValueError(
-                f"max_running is {max_running}; it must be from 1 to step_tokens ({step_tokens})"
-            )
+    def __init__(
+        self, model: Model, options: LoopOptions, *, table: TokenTable, corpora: Corpora | None = None
+    ) -> None:
+        check_options(options)
         self._model = model
-        self._step_tokens = step_tokens
-        self._max_running = max_running
+        self._options = options
+        self._table = table
+        self._corpora = Corpora() if corpora is None else corpora
         self._machine = SchedulerMachine()
-        self._blocks: BlockPool[Vid] = BlockPool(num_blocks)
-        self._waiting: OrderedDict[Vid, _Sequence] = OrderedDict()
-        self._running: dict[Vid, _Sequence] = {}
-        self._deadlines = Deadlines()
+        self._cache = KVCache(
+            options.num_blocks, make_cache(model, options.host_blocks, record_events=options.kv_events)
+        )
+        self._queue = WaitingQueue(options.policy, ageing_s=options.ageing_s, cached=self._cached)
+        self._waiting: dict[Vid, Sequence] = {}
+        self._running: dict[Vid, Sequence] = {}
+        self._prefilling: dict[NextBlock, Vid] = {}
+        self._coming: set[NextBlock] = set()  # what those that are begun in this step will compute
+        self._deadlines: Deadlines[Vid] = Deadlines()
+        self._patience: Deadlines[Vid] = Deadlines()
+        """Until when requests may wait, and once begun, run."""
         self._freeze = Freeze()
-        self._steps = 0
+        self._counts = Counts()
         self._now = 0.0
         self._launched = False
         self._step_s = 0.0
-        self.max_total_tokens = min(model.info.context_len, num_blocks * BLOCK_SIZE)
+        self.max_total_tokens = min(model.info.context_len, options.num_blocks * BLOCK_SIZE)
         """Most tokens of prompt and output together that one request may have."""
-        model.allocate(num_blocks)
+        self._sessions = Sessions(bos=model.info.bos_token_id, max_total_tokens=self.max_total_tokens)
+        self._controls = Controls(self._sessions, self._cache, self._corpora)
+        self._told_sessions = 0
+        model.allocate(options.num_blocks)
 
     def step(self, commands: Iterable[Command], now: float, *, launch: bool = True) -> Effects:
         """Apply commands, then compute one batch unless they called for an answer.
@@ -122,32 +138,44 @@ class StepLoop:
         elif self._launched:
             self._step_s = now - self._now
         self._now, self._launched = now, False
-        told = _Told()
+        told = Told(now)
         for command in commands:
             self._apply(command, now, told)
         for vid in self._deadlines.passed(now):
-            self._end(self._machine.expire(vid), EXPIRED, told)
+            self._stop(vid, self._machine.expire, endings.EXPIRED, told)
+        for vid in self._patience.passed(now):
+            waited = vid in self._waiting and not self._waiting[vid].begun
+            self._stop(vid, self._machine.expire, endings.WAITED if waited else endings.RAN, told)
         told.thaw = self._freeze.pass_time(now)
-        if told.rows or told.questions:
+        if told.rows or told.questions or self._controls.due:
             return self._effects(told)
-        if launch and (self._waiting or self._running):
-            self._steps += 1
+        if launch and self._busy:
+            self._counts.steps += 1
             self._launched = True
-            self._compute(told)
+            self._compute(now, told)
         return self._effects(told)
 
     def ledger(self) -> SchedulerLedger:
-        """Return what is held now."""
-        oldest = next(iter(self._waiting.values()), None)
+        """Return what is held now, and what was done so far."""
+        counts, oldest = self._counts, self._queue.oldest_arrival()
         return SchedulerLedger(
             live=len(self._machine),
             waiting=len(self._waiting),
             tombstones=self._machine.tombstones,
-            blocks_used=self._blocks.used,
-            steps=self._steps,
-            queue_age_s=self._now - oldest.since if oldest is not None else 0.0,
+            blocks_used=self._cache.held,
+            steps=counts.steps,
+            queue_age_s=0.0 if oldest is None else self._now - oldest,
             step_s=self._step_s if self._busy else 0.0,
+            blocks_cached=self._cache.cached,
+            totals=counts.totals,
+            sessions=len(self._sessions),
+            running=len(self._running),
+            blocks_host=self._cache.host_cached,
         )
+
+    def clear_cache(self) -> int:
+        """Empty the prefix cache, but for what running requests use; return how many blocks became free."""
+        return self._cache.clear()
 
     @property
     def _busy(self) -> bool:
@@ -155,7 +183,7 @@ class StepLoop:
 
     # --- commands --------------------------------------------------------------
 
-    def _apply(self, command: Command, now: float, told: _Told) -> None:
+    def _apply(self, command: Command, now: float, told: Told) -> None:
         match command:
             case TokenizedGenerateReqInput():
                 self._machine.pass_floor(Vid(command.floor))
@@ -171,105 +199,281 @@ class StepLoop:
                 told.questions.append(command)
             case ShutdownReq():
                 for vid in self._machine.vids():
-                    self._end(self._machine.abort(vid), ABORTED, told)
+                    self._stop(vid, self._machine.abort, endings.ABORTED, told)
                 told.questions.append(command)
+            case _:
+                self._controls.ask(command, now)
 
-    def _abort(self, abort: AbortReq, told: _Told) -> None:
+    def _abort(self, abort: AbortReq, told: Told) -> None:
         message = abort.abort_message
-        reason = ABORTED if message is None else FinishReason("abort", message=message)
+        reason = endings.ABORTED if message is None else FinishReason("abort", message=message)
         last = Vid(abort.vid)
         for vid in self._machine.vids_up_to(last) if abort.abort_all else (last,):
-            self._end(self._machine.abort(vid), reason, told)
+            self._stop(vid, self._machine.abort, reason, told)
+        if not abort.abort_all:
+            self._sessions.forget(last)
 
-    def _admit(self, request: TokenizedGenerateReqInput, now: float, told: _Told) -> None:
+    def _admit(self, request: TokenizedGenerateReqInput, now: float, told: Told) -> None:
         vid = Vid(request.vid)
-        for name, ids in (("token ids", request.token_ids), ("output ids", request.resumed_ids)):
-            _check_ids(vid, name, ids, self._model.info.vocab_size)
+        check_ids(request, self._model.info.vocab_size)
         resumed = tuple(request.resumed_ids)
         said = self._machine.request(vid, len(resumed))
         if said is not None and said.end is not None:
-            self._end(said, ABORTED, told)
+            self._end(said, endings.ABORTED, told)
             return
-        if said is not None:
-            told.rows.append(TokenRow(vid, 0, resumed))
         if request.deadline_s is not None:
-            self._deadlines.set(vid, now + request.deadline_s + DEADLINE_GRACE)
+            self._deadlines.set(vid, now + request.deadline_s + endings.DEADLINE_GRACE)
+        try:
+            turn = self._sessions.look(request)
+            if turn is not None:
+                request = turn.fill(request)
+            wanted = self._check(request, len(resumed))
+        except ValueError as error:
+            if said is not None:
+                told.rows.append(TokenRow(vid, 0, resumed))
+            self._end(self._machine.reject(vid), explain(error), told)
+            return
+        if turn is not None:
+            for replaced in self._sessions.begin(turn):
+                self._stop(replaced, self._machine.abort, endings.REPLACED, told)
+        sequence = Sequence(request, now, wanted)
+        if resumed and self._restore(sequence, resumed, told):
+            return
+        if sequence.made >= sequence.most and sequence.prompt_logprobs is None:
+            self._end(self._machine.reject(vid), FinishReason("length", length=sequence.most), told)
+            return
+        self._waiting[vid] = sequence
+        self._queue.push(sequence.ticket)
+        if self._options.queue_timeout is not None:
+            self._patience.set(vid, now + self._options.queue_timeout)
+
+    def _check(self, request: TokenizedGenerateReqInput, resumed: int) -> Wanted | None:
+        """Return which log probabilities a request wants; raise ValueError if it cannot be served."""
+        unsupported = find_unsupported(request)
+        if unsupported is not None:
+            raise ValueError(unsupported)
+        vocab_size = self._model.info.vocab_size
+        wanted = Wanted.of(request, vocab_size)
+        biased = request.sampling_params.logit_bias
+        if biased and not 0 <= max(biased) < vocab_size:
+            raise ValueError(f"logit_bias has {max(biased)}; token ids are 0 to {vocab_size - 1}")
         new_tokens = request.sampling_params.max_new_tokens
         assert new_tokens is not None, "decoding has checked that the front set it"
         total = len(request.token_ids) + new_tokens
-        unsupported = find_unsupported(request)
-        if unsupported is not None:
-            self._end(self._machine.reject(vid), FinishReason("error", message=unsupported), told)
-        elif new_tokens <= len(resumed):
-            self._end(self._machine.reject(vid), FinishReason("length", length=new_tokens), told)
-        elif total > self.max_total_tokens:
-            message = f"prompt and max_new_tokens are {total} tokens; at most {self.max_total_tokens} fit"
-            self._end(self._machine.reject(vid), FinishReason("error", message=message), told)
-        else:
-            self._waiting[vid] = _Sequence(request, now)
+        if total > self.max_total_tokens and (new_tokens > resumed or wanted is not None):
+            raise ValueError(
+                f"prompt and max_new_tokens are {total} tokens; at most {self.max_total_tokens} fit"
+            )
+        return wanted
 
-    def _end(self, row: Row | None, reason: FinishReason, told: _Told) -> None:
+    def _restore(self, sequence: Sequence, resumed: tuple[int, ...], told: Told) -> bool:
+        """Say again what another scheduler had made; return whether that was all."""
+        sequence.prepare(self._model.info, self._table)
+        result = sequence.stops.push(resumed)
+        held = 0 if result is None else result.held
+        told.rows.append(TokenRow(sequence.vid, 0, resumed, held=held, mode=sequence.stops.mode))
+        sequence.said = True
+        if result is None or result.reason is None:
+            return False
+        self._end(self._machine.reject(sequence.vid), result.reason, told, held)
+        return True
+
+    def _stop(self, vid: Vid, how: Callable[[Vid], Row | None], reason: FinishReason, told: Told) -> None:
+        """End a request from outside, behind all that it has made."""
+        sequence = self._running.get(vid) or self._waiting.get(vid)
+        if sequence is not None and sequence.unsaid:
+            told.rows.append(sequence.say_rest(self._machine))
+        self._end(how(vid), reason, told)
+
+    def _end(self, row: Row | None, reason: FinishReason, told: Told, held: int = 0) -> None:
         """Let go of everything a vid holds, if this is its ending row, and tell of it."""
         if row is None:
             return
         assert row.end is not None
-        self._blocks.release(row.vid)
-        self._waiting.pop(row.vid, None)
-        self._running.pop(row.vid, None)
-        self._deadlines.drop(row.vid)
-        told.rows.append(TokenRow(row.vid, row.offset, (), reason))
+        self._let_go(row.vid)
+        self._sessions.finish(row.vid, reason, told.now)
+        told.rows.append(TokenRow(row.vid, row.offset, (), reason, held=held))
         told.over.append(row.vid)
+
+    def _let_go(self, vid: Vid) -> None:
+        if self._waiting.pop(vid, None) is not None:
+            self._queue.remove(vid)
+        sequence = self._running.pop(vid, None)
+        if sequence is not None:
+            self._release(sequence)
+        self._deadlines.drop(vid)
+        self._patience.drop(vid)
+
+    # --- blocks ----------------------------------------------------------------
+
+    def _cost(self, vid: Vid) -> Cost | None:
+        """Return what it takes to begin a request; None while another computes just what it begins with."""
+        sequence = self._waiting[vid]
+        found = self._cache.find(sequence.space, sequence.known, sequence.findable)
+        if found.next in self._prefilling or found.next in self._coming:
+            return None
+        if found.next is not None:
+            self._coming.add(found.next)
+        blocks = -(-sequence.length // BLOCK_SIZE) - found.tokens // BLOCK_SIZE
+        return Cost(sequence.length - found.tokens, blocks + found.pinned)
+
+    def _cached(self, vid: Vid) -> int:
+        sequence = self._waiting[vid]
+        return self._cache.peek(sequence.space, sequence.known, sequence.findable)
+
+    def _begin(self, vid: Vid, now: float) -> None:
+        self._queue.remove(vid)
+        sequence = self._running[vid] = self._waiting.pop(vid)
+        sequence.hold = self._cache.begin(sequence.space, sequence.known, sequence.findable)
+        sequence.computed = sequence.hold.shared * BLOCK_SIZE
+        if not sequence.begun:
+            sequence.begun = True
+            sequence.waited = now - sequence.arrival
+            sequence.prepare(self._model.info, self._table)
+            if self._options.draft_tokens:
+                sequence.speculate(self._options.draft_tokens, self._corpora)
+            sequence.found = min(sequence.computed, sequence.prompt_tokens)
+            sequence.found_in_host = min(sequence.hold.loaded * BLOCK_SIZE, sequence.found)
+            self._counts.begin(sequence.prompt_tokens, sequence.found)
+            self._patience.drop(vid)
+            if self._options.running_timeout is not None:
+                self._patience.set(vid, now + self._options.running_timeout)
+        self._share(sequence)
+
+    def _share(self, sequence: Sequence) -> None:
+        """Put into the cache what a prefill has computed, and note what it computes next."""
+        assert sequence.hold is not None
+        self._forget_next(sequence)
+        following = self._cache.share(sequence.hold, sequence.space, sequence.known, sequence.computed)
+        if following is not None and sequence.uncomputed > 1:
+            self._prefilling.setdefault(following, sequence.vid)
+            sequence.next_block = following
+
+    def _forget_next(self, sequence: Sequence) -> None:
+        following, sequence.next_block = sequence.next_block, None
+        if following is not None and self._prefilling.get(following) == sequence.vid:
+            del self._prefilling[following]
+
+    def _release(self, sequence: Sequence) -> None:
+        assert sequence.hold is not None
+        self._forget_next(sequence)
+        if sequence.spoiled:
+            self._cache.discard(sequence.hold)
+        else:
+            self._cache.release(sequence.hold, sequence.space, sequence.known, sequence.computed)
+        sequence.hold = None
+        sequence.computed = 0
+
+    def _retract(self, vid: Vid) -> None:
+        """Take a running request's blocks, which others need more; it goes on later behind its own tokens."""
+        self._machine.retract(vid)
+        sequence = self._waiting[vid] = self._running.pop(vid)
+        sequence.retractions += 1
+        if sequence.made:  # what it has made was charged as it was made
+            sequence.charged = sequence.length
+        self._release(sequence)
+        self._queue.push_back(sequence.ticket)
+        self._counts.retracted += 1
 
     # --- one batch ---------------------------------------------------------------
 
-    def _compute(self, told: _Told) -> None:
-        batch = self._schedule()
-        if not batch:
-            return
-        self._machine.launch(sequence.vid for sequence, _ in batch)
-        plan, sampled = _plan(batch)
-        logits = self._model.forward(plan)
-        tokens = iter(
-            sample(logits, SampleRows([s.params for s in sampled], [s.made for s in sampled]))
-            if sampled
-            else ()
+    def _compute(self, now: float, told: Told) -> None:
+        options = self._options
+        self._coming.clear()
+        decision = decide(
+            list(self._running.values()),
+            self._queue.candidates(),
+            self._cost,
+            Budget(options.step_tokens, options.max_running, self._cache.available),
+            ageing_s=options.ageing_s,
+            preempt_gap=options.preempt_gap,
         )
-        for sequence, count in batch:
-            sequence.computed += count
-            if sequence.uncomputed:
+        for vid in decision.retracted:
+            self._retract(vid)
+        for vid in decision.admitted:
+            self._begin(vid, now)
+        spare = options.step_tokens - sum(tokens for _, tokens in decision.chunks)
+        batch: list[Share] = []
+        for vid, count in decision.chunks:
+            share = self._share_of(self._running[vid], count, spare)
+            spare -= len(share.drafts)
+            batch.append(share)
+        if batch:
+            self._charge(batch)
+            self._machine.launch(share.sequence.vid for share in batch)
+            self._land(batch, self._model.forward(write_plan(batch)), told)
+
+    def _share_of(self, sequence: Sequence, count: int, spare: int) -> Share:
+        """Have a sequence hold what its share of the step takes; a decode may take drafts along."""
+        assert sequence.hold is not None
+        if sequence.room < count:
+            self._cache.grow(sequence.hold, sequence.computed + count)
+        drafts: list[int] = []
+        if sequence.drafts is not None and sequence.decoding:
+            drafts = sequence.draft(min(spare, sequence.room - 1))
+        wanted = sequence.logits_wanted(count) + len(drafts)
+        return Share(sequence, count + len(drafts), wanted, count == sequence.uncomputed, drafts)
+
+    def _charge(self, batch: list[Share]) -> None:
+        """Count what is computed as served to whose it is, but for what is computed again."""
+        served: dict[str | None, float] = {}
+        for share in batch:
+            sequence = share.sequence
+            tokens = OUTPUT_WEIGHT if sequence.decoding else sequence.charge(share.tokens)
+            served[sequence.tenant] = served.get(sequence.tenant, 0.0) + tokens
+        for tenant, tokens in served.items():
+            self._queue.charge(tenant, tokens)
+
+    def _land(self, batch: list[Share], logits: torch.Tensor, told: Told) -> None:
+        for share, made in zip(batch, choose(batch, logits), strict=True):
+            sequence = share.sequence
+            if not sequence.decoding:
+                sequence.computed += share.tokens
+                self._counts.prompt_tokens += share.tokens
+                if made is None or not made.faulty:
+                    self._share(sequence)
+            if made is None:
                 self._machine.land(sequence.vid, 0, end=False)
             else:
-                self._land(sequence, next(tokens), told)
+                self._take(sequence, share, made, told)
 
-    def _schedule(self) -> list[tuple[_Sequence, int]]:
-        budget = Budget(self._step_tokens, self._max_running, self._blocks.free)
-        running = list(self._running.values())
-        decision = decide(running, self._waiting.values(), budget)
-        for _ in range(decision.admitted):
-            vid, sequence = self._waiting.popitem(last=False)
-            sequence.block_table[:] = self._blocks.allocate(vid, sequence.blocks_needed)
-            self._running[vid] = sequence
-            running.append(sequence)
-        return [(running[chunk.place], chunk.tokens) for chunk in decision.chunks]
-
-    def _land(self, sequence: _Sequence, token: int, told: _Told) -> None:
-        reason = sequence.accept(token, self._model.info.eos_token_ids)
-        count = 0 if token == NOT_FINITE else 1
-        row = self._machine.land(sequence.vid, count, end=reason is not None)
+    def _take(self, sequence: Sequence, share: Share, made: Made, told: Told) -> None:
+        """Take what a sequence says next; tell of it if that is due."""
+        before = sequence.made
+        sequence.spoiled = made.faulty
+        result = sequence.take(made.tokens)
+        taken = sequence.made - before
+        self._counts.output_tokens += taken
+        if made.logprobs:
+            sequence.unsaid_logprobs += made.logprobs[:taken]
+        if sequence.drafts is not None and share.drafts:
+            # With a fault every token that was kept was a right draft.
+            sequence.drafts.judge(len(share.drafts), len(made.tokens) - (not made.faulty))
+        reason, held = (None, 0) if result is None else (result.reason, result.held)
+        if reason is None and made.faulty:
+            reason = endings.NOT_FINITE_LOGITS
+        if not sequence.most:  # only its prompt's log probabilities were wanted
+            reason = FinishReason("length", length=0)
+        if reason is None and not sequence.due:
+            self._machine.land(sequence.vid, 0, end=False)
+            return
+        row = self._machine.land(sequence.vid, len(sequence.unsaid), end=reason is not None)
         # The row is always there: it carries a token or is the last one. Nothing was aborted meanwhile,
         # since commands are applied between batches.
         assert row is not None
-        told.rows.append(TokenRow(row.vid, row.offset, (token,) if count else (), reason))
-        if row.end is not None:
-            self._blocks.release(row.vid)
-            self._deadlines.drop(row.vid)
-            del self._running[row.vid]
+        told.rows.append(sequence.say(row.offset, reason, held))
+        if reason is not None:
+            self._let_go(row.vid)
+            self._sessions.finish(row.vid, reason, told.now, sequence.output)
             told.over.append(row.vid)
 
-    def _effects(self, told: _Told) -> Effects:
+    def _effects(self, told: Told) -> Effects:
         messages: list[Message] = []
-        if told.rows:
-            messages.append(BatchTokenIDOutput.from_rows(told.rows, self.ledger()))
+        if not any(isinstance(question, ShutdownReq) for question in told.questions):
+            self._controls.settle(told.now, len(self._machine))
+        if told.rows or len(self._sessions) != self._told_sessions:
+            messages += pack_rows(told.rows, self.ledger(), self._options.detokenizers)
+            self._told_sessions = len(self._sessions)
         freeze: list[FreezeGCReq] = []
         stop = False
         for question in told.questions:
@@ -285,131 +489,12 @@ class StepLoop:
                     messages.append(question)
         if stop:  # nobody waits for them any more, and nothing may follow the last message
             freeze.clear()
-        times = [time for time in (self._deadlines.next, self._freeze.ends_at) if time is not None]
-        wake_at = min(times, default=None)
-        return Effects(messages, told.over, self._busy, wake_at, tuple(freeze), stop, told.thaw)
-
-
-class _Told:
-    """What a step has to say, as it comes up."""
-
-    __slots__ = ("over", "questions", "rows", "thaw")
-
-    def __init__(self) -> None:
-        self.rows: list[TokenRow] = []
-        self.over: list[Vid] = []
-        self.questions: list[HeartbeatReq | FreezeGCReq | ShutdownReq] = []
-        self.thaw = False
-
-
-class _Sequence:
-    """One request as it is computed: its tokens, and how many of them are in the pool.
-
-    Args:
-        request: as it came.
-        now: when that was.
-    """
-
-    __slots__ = (
-        "block_table",
-        "computed",
-        "length",
-        "made",
-        "max_new_tokens",
-        "params",
-        "since",
-        "tokens",
-        "vid",
-    )
-
-    def __init__(self, request: TokenizedGenerateReqInput, now: float) -> None:
-        prompt: NDArray[np.int32] = np.frombuffer(request.input_ids, dtype=np.int32)
-        params: SamplingParams = request.sampling_params
-        assert params.max_new_tokens is not None, "the front sets max_new_tokens"
-        self.vid = Vid(request.vid)
-        self.since = now
-        self.params = params
-        self.max_new_tokens = params.max_new_tokens
-        self.tokens: NDArray[np.int32] = np.empty(len(prompt) + self.max_new_tokens, dtype=np.int32)
-        resumed: NDArray[np.int32] = np.frombuffer(request.resumed_ids, dtype=np.int32)
-        self.tokens[: len(prompt)] = prompt
-        self.tokens[len(prompt) : len(prompt) + len(resumed)] = resumed
-        self.length = len(prompt) + len(resumed)
-        """Tokens known: the prompt and what was made."""
-        self.computed = 0
-        """Tokens whose keys and values are in the pool."""
-        self.made = len(resumed)
-        """Output tokens."""
-        self.block_table: NDArray[np.int32] = np.zeros(self.blocks_needed, dtype=np.int32)
-
-    @property
-    def total(self) -> int:
-        """Tokens of prompt and output together, at most."""
-        return len(self.tokens)
-
-    @property
-    def uncomputed(self) -> int:
-        """Tokens whose keys and values are not in the pool yet."""
-        return self.length - self.computed
-
-    @property
-    def blocks_needed(self) -> int:
-        """Blocks that the whole request takes."""
-        return -(-self.total // BLOCK_SIZE)
-
-    def accept(self, token: int, eos: frozenset[int]) -> FinishReason | None:
-        """Take the next output token; return how the request ends, if it does."""
-        if token == NOT_FINITE:
-            return FinishReason("error", message="the model's logits are not finite")
-        self.tokens[self.length] = token
-        self.length += 1
-        self.made += 1
-        # Length before stop, as the field does (an end-of-sequence token made last is reported as length).
-        if self.made >= self.max_new_tokens:
-            return FinishReason("length", length=self.max_new_tokens)
-        if token in eos and not self.params.ignore_eos:
-            return FinishReason("stop", matched=token)
-        return None
-
-
-def _check_ids(vid: Vid, name: str, column: memoryview, vocab_size: int) -> None:
-    ids = np.frombuffer(column, dtype=np.int32)
-    if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
-        raise RemoteProtocolError(
-            f"vid {vid} has {name} from {ids.min()} to {ids.max()}; "
-            f"those of the vocabulary are 0 to {vocab_size - 1}"
+        answers, events = tuple(self._controls.take_answers()), tuple(self._cache.take_events())
+        return Effects(
+            messages, told.over, self._busy, self._wake_at, tuple(freeze), stop, answers, told.thaw, events
         )
 
-
-def _plan(batch: Sequence[tuple[_Sequence, int]]) -> tuple[StepPlan, list[_Sequence]]:
-    """Write the plan of a batch; also return the sequences whose next token is sampled, in plan order."""
-    counts = np.array([count for _, count in batch], dtype=np.int32)
-    row_starts = np.zeros(len(batch) + 1, dtype=np.int32)
-    np.cumsum(counts, out=row_starts[1:])
-    token_ids = np.empty(row_starts[-1], dtype=np.int32)
-    positions = np.empty(row_starts[-1], dtype=np.int32)
-    context_lens = np.empty(len(batch), dtype=np.int32)
-    # Columns beyond the tokens computed so far are not read; the table is as wide as the widest context.
-    widest = max(-(-(sequence.computed + count) // BLOCK_SIZE) for sequence, count in batch)
-    block_tables = np.zeros((len(batch), widest), dtype=np.int32)
-    logit_tokens: list[int] = []
-    sampled: list[_Sequence] = []
-    for row, (sequence, count) in enumerate(batch):
-        start, first, last = row_starts[row], sequence.computed, sequence.computed + count
-        token_ids[start : start + count] = sequence.tokens[first:last]
-        positions[start : start + count] = np.arange(first, last)
-        context_lens[row] = last
-        blocks = sequence.block_table[:widest]
-        block_tables[row, : len(blocks)] = blocks
-        if last == sequence.length:
-            logit_tokens.append(int(start) + count - 1)
-            sampled.append(sequence)
-    plan = StepPlan(
-        token_ids=token_ids,
-        positions=positions,
-        row_starts=row_starts,
-        context_lens=context_lens,
-        block_tables=block_tables,
-        logit_tokens=np.array(logit_tokens, dtype=np.int32),
-    )
-    return plan, sampled
+    @property
+    def _wake_at(self) -> float | None:
+        times = (self._deadlines.next, self._patience.next, self._controls.next, self._freeze.ends_at)
+        return min((when for when in times if when is not None), default=None)

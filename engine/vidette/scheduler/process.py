@@ -9,7 +9,7 @@ synchronous `finally` posts the abort to the thread, unless that was done.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import anyio
@@ -18,7 +18,8 @@ from anyio import to_thread
 
 from vidette._custom import Handlers
 from vidette.config import EngineConfig
-from vidette.scheduler.compute import ComputeThread
+from vidette.scheduler.compute import ComputeThread, ThreadNews
+from vidette.scheduler.controls import Control
 from vidette.scheduler.handlers import Answering
 from vidette.scheduler.loop import Command, StepLoop
 from vidette.transport.capture import Recorder
@@ -39,6 +40,7 @@ from vidette_protocol.messages import (
     GetInternalStateReq,
     GetInternalStateReqOutput,
     HeartbeatReq,
+    KVEventBatch,
     Message,
     Ready,
     ShutdownReq,
@@ -48,9 +50,6 @@ from vidette_protocol.messages.catalogue import (
     DETOKENIZER_TO_SCHEDULER,
     SCHEDULER_TO_DETOKENIZER,
 )
-
-ThreadNews = StepLoop | list[Vid]
-"""From the thread: the loop once it is ready, then vids as they end."""
 
 
 class Steps(Protocol):
@@ -62,7 +61,7 @@ class Steps(Protocol):
 
 async def run_scheduler(
     front: FrameChannel,
-    detokenizer: Channel,
+    detokenizers: Mapping[str, Channel],
     *,
     config: EngineConfig,
     make_loop: Callable[[], StepLoop],
@@ -76,7 +75,7 @@ async def run_scheduler(
 
     Args:
         front: the link to the front.
-        detokenizer: the link to the detokenizer; its write side goes to the compute thread.
+        detokenizers: the link to each detokenizer, by its role; their write sides go to the compute thread.
         config: how the engine is built.
         make_loop: loads the model and builds the loop; called in the compute thread.
         incarnation: how often a scheduler was started before in this engine.
@@ -97,22 +96,23 @@ async def run_scheduler(
         recorder=recorder,
     )
     steps = Codec(sends=SCHEDULER_TO_DETOKENIZER, receives=DETOKENIZER_TO_SCHEDULER)
-    down = Link(detokenizer, steps, role="scheduler", peer="detokenizer")
-    up.post_hello(incarnation=incarnation)
-    down.post_hello(incarnation=incarnation)
+    down = [Link(channel, steps, role="scheduler", peer=peer) for peer, channel in detokenizers.items()]
+    for link in (up, *down):
+        link.post_hello(incarnation=incarnation)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(up.run_writer)
         try:
-            detokenizer.flush_nowait()
-            await up.receive_hello()
-            await down.receive_hello()
+            for channel in detokenizers.values():
+                channel.flush_nowait()
+            for link in (up, *down):
+                await link.receive_hello()
         except LinkClosed:
             tasks.cancel_scope.cancel()
             return
         news: Mailbox[ThreadNews] = Mailbox()
         thread = ComputeThread(
             make_loop,
-            Sink(detokenizer.detach(), high_water=detokenizer.high_water),
+            [Sink(channel.detach(), high_water=channel.high_water) for channel in detokenizers.values()],
             steps,
             tell=news.post,
             clock=time.monotonic,
@@ -150,7 +150,7 @@ async def _run_thread(thread: ComputeThread, returned: anyio.Event, scope: anyio
         await to_thread.run_sync(thread.run, limiter=anyio.CapacityLimiter(1))
     except LinkClosed as error:
         # Not our fault: end quietly, so that the front looks for the cause where it is.
-        scope.cancel(f"the detokenizer is gone: {error}")
+        scope.cancel(f"a detokenizer is gone: {error}")
     returned.set()
 
 
@@ -164,8 +164,11 @@ async def _hear_thread(up: Link, news: Mailbox[ThreadNews], lives: Lives, config
                     max_total_tokens=item.max_total_tokens,
                     num_blocks=config.num_blocks,
                     step_tokens=config.step_tokens,
+                    max_running=config.max_running,
                 )
             )
+        elif isinstance(item, KVEventBatch | ControlOutput):
+            up.post(item)
         else:
             lives.end(item)
 
@@ -188,6 +191,8 @@ async def hear_front(
                 case AbortReq():
                     lives.abort(message)
                 case HeartbeatReq() | FreezeGCReq():
+                    thread.post(message)
+                case _ if isinstance(message, Control):
                     thread.post(message)
                 case GetInternalStateReq():
                     up.post(_tell_state(message, config))
@@ -256,7 +261,7 @@ class Lives:
     def abort(self, abort: AbortReq) -> None:
         """Cancel the task of a vid; pass on the abort of a vid that has none."""
         life = self._lives.get(Vid(abort.vid))
-        if life is None:
+        if life is None or life.over.is_set():  # a session may have to hear of it still
             self._thread.post(abort)
         else:
             life.leave(self._thread, abort)

@@ -1,55 +1,85 @@
 """Logits to tokens, over all rows at once.
 
-A draw is one uniform number per row, looked up in the row's cumulative distribution. The number is a hash
-of the request's seed and the position in its output, so a token depends on its own request alone: the same
-seed gives the same text whatever else is in the batch, and a request that is computed again goes on as it
-was. Rows that keep the whole vocabulary are looked up in its order; rows with top_k or top_p are sorted
-first. Greedy rows take neither path.
+In this order: penalties, biases and `min_new_tokens` (`vidette.scheduler.sampling` has the formulas); then
+temperature; then `top_k`; then `top_p`, a share of what top_k left; then `min_p`, a share of the most
+probable token. That is SGLang's order; vLLM has min_p before top_k. A set of top_k or top_p is filled in the
+order of the logits, among equal ones by the lower token id, and so holds no more than it must.
+
+A draw is one uniform number per row, looked up in the row's distribution. The number is a hash of the
+request's seed and the position in its output, and the way it is looked up depends on the request's
+parameters and logits alone: the same seed gives the same text whatever else is in the batch, and a request
+that is computed again goes on as it was. So sums are taken row by row, in one order; none goes over rows.
+
+No row is sorted where that can be avoided:
+
+- the best token: the largest peak, then the largest in its block (`vidette.scheduler.ranking`)
+- the whole vocabulary: a block of the softmax by its sum, then a token in the block
+- top_k: the k largest are ranked, and drawn from
+- top_p and min_p: the softmax, and a few of the largest of it. If these do not reach top_p, tokens are drawn
+  from the whole and refused when what is more probable makes up top_p already; what is not more probable
+  than a refused token is out as well, so that is over after few draws
+- top_k of very many, or with ties at the edge of what was ranked: sorted
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from vidette_protocol.messages import SamplingParams
+from vidette.scheduler.ranking import BLOCK, Ranking, find_best, find_peaks, look_into, rank
+from vidette.scheduler.sampling import FEW, SamplingRow, Way
 
 NOT_FINITE: Final = -1
 """In place of a token: the logits of this row are not finite."""
 
+PIECE: Final = 1 << 19
+"""Numbers of a row-by-row computation that are in memory at once: few enough to stay in a cache."""
+_LARGEST: Final = torch.finfo(torch.float32).max
+_GREEDY: Final = (Way.BEST, FEW)
+_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIERS: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
-class SampleRows(NamedTuple):
-    """What is to be sampled: row i of the logits by params[i], as output token positions[i]."""
 
-    params: Sequence[SamplingParams]
-    positions: Sequence[int]
-
-
-def sample(logits: torch.Tensor, rows: SampleRows) -> list[int]:
-    """Choose the next token of each row.
+@torch.inference_mode()
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], positions: Sequence[int]) -> list[int]:
+    """Choose the next token of each row. What it was is told to the row by `push`, if it is kept.
 
     Args:
-        logits: float32 [L, V].
-        rows: L rows; `sampling_seed` is set in each.
+        logits: float32 [L, V], contiguous. Those of tokens that a row edits are changed in place.
+        rows: L requests, as their output is so far; one with nothing to edit may be there several times.
+        positions: L positions in the outputs.
 
     Returns:
-        L token ids; NOT_FINITE where a row's logits are not finite (or all of them are minus infinity).
+        L token ids; NOT_FINITE where a row's logits are not finite, or are all masked.
     """
-    best = logits.max(dim=-1)
-    tokens = best.indices
+    if not rows:
+        return []
+    faulty = _edit(logits, rows, positions)
+    peaks = find_peaks(logits)
+    best = peaks.amax(dim=1)
     # The maximum is NaN if any is NaN and +inf if any is +inf: one pass tells both. -inf alone is a mask.
-    finite = torch.isfinite(best.values)
-    for top_k, chosen in _groups(rows).items():
-        probabilities = _probabilities(logits, chosen, rows)
-        numbers = _uniforms(chosen, rows)
-        if top_k is None:
-            tokens[chosen] = _look_up(probabilities.double().cumsum(dim=-1), numbers)
+    finite = torch.isfinite(best).tolist()
+    ways: dict[tuple[Way, int], list[int]] = {}
+    for i, row in enumerate(rows):
+        if finite[i] and i not in faulty:
+            ways.setdefault((row.way, row.reach), []).append(i)
+    if len(ways.get(_GREEDY, ())) == len(rows):  # as most batches are, and then it is all there is to do
+        most_probable: list[int] = find_best(logits, peaks).tolist()
+        return most_probable
+    tokens = torch.full((len(rows),), NOT_FINITE, dtype=torch.int64)
+    for (way, _), chosen in ways.items():
+        places = torch.tensor(chosen, device=logits.device)
+        if way is Way.BEST:
+            found = find_best(logits, peaks)[places]
         else:
-            tokens[chosen] = _draw_sorted(probabilities, numbers, top_k, _top_ps(chosen, rows))
-    tokens[~finite] = NOT_FINITE
-    return [int(token) for token in tokens.tolist()]
+            draws = _Draws.of(rows, positions, chosen, places, best)
+            found = _DRAW[way](logits, peaks, draws)
+        tokens[torch.tensor(chosen)] = found.cpu()
+    return tokens.tolist()
 
 
 def uniform(seed: int, position: int) -> float:
@@ -58,69 +88,317 @@ def uniform(seed: int, position: int) -> float:
     SplitMix64's finaliser over both (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
     2014), upper 53 bits.
     """
-    mask = (1 << 64) - 1
-    x = (seed + (position + 1) * 0x9E3779B97F4A7C15) & mask
+    return float(uniforms(np.array([seed], dtype=np.uint64), np.array([position], dtype=np.uint64))[0])
+
+
+def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64], draw: int = 0) -> NDArray[np.float64]:
+    """Return the numbers of seeds and positions; `draw` counts further ones for the same token."""
+    x = _mix(seeds + (positions + np.uint64(1)) * _GAMMA)
+    if draw:
+        x = _mix(x + np.array([draw], dtype=np.uint64) * _GAMMA)
+    return (x >> np.uint64(11)) / float(1 << 53)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     for _ in range(2):  # twice, so that neighbouring seeds share nothing visible
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
-        x ^= x >> 31
-    return (x >> 11) / (1 << 53)
+        x = (x ^ (x >> np.uint64(30))) * _MULTIPLIERS[0]
+        x = (x ^ (x >> np.uint64(27))) * _MULTIPLIERS[1]
+        x = x ^ (x >> np.uint64(31))
+    return x
 
 
-def _uniforms(chosen: list[int], rows: SampleRows) -> torch.Tensor:
-    values = [uniform(rows.params[i].sampling_seed or 0, rows.positions[i]) for i in chosen]
-    return torch.tensor(values, dtype=torch.float64)
+# --- edits -----------------------------------------------------------------------------
 
 
-def _probabilities(logits: torch.Tensor, chosen: list[int], rows: SampleRows) -> torch.Tensor:
-    """Return the distribution after temperature: float32 [len(chosen), V]."""
-    temperatures = torch.tensor([rows.params[i].temperature for i in chosen], dtype=torch.float32)
-    # Beyond float32 is as good as its largest; by infinity, a masked token's -inf would become NaN.
-    temperatures.clamp_(max=torch.finfo(torch.float32).max)
-    picked = logits[chosen]
-    # A row that is not finite is refused by its caller; zeros keep its arithmetic quiet until then.
-    picked = torch.where(torch.isnan(picked) | torch.isposinf(picked), 0.0, picked)
-    shifted = picked - picked.amax(dim=-1, keepdim=True)
-    return torch.softmax(torch.nan_to_num(shifted / temperatures[:, None], nan=0.0), dim=-1)
+def _edit(logits: torch.Tensor, rows: Sequence[SamplingRow], positions: Sequence[int]) -> set[int]:
+    """Apply penalties, biases and masks in place; return the rows that hide what is not finite by that."""
+    vocab = logits.shape[1]
+    edited = [i for i, row in enumerate(rows) if row.edited]
+    if edited:
+        ids, factors, adds = zip(*(rows[i].edits for i in edited), strict=True)
+        where = _flat(edited, ids, vocab, logits.device)
+        flat = logits.view(-1)
+        old = flat.take(where)
+        factor = torch.from_numpy(np.concatenate(factors)).to(logits.device)
+        new = torch.where(old > 0, old / factor, old * factor)
+        new += torch.from_numpy(np.concatenate(adds)).to(logits.device)
+        # What was finite stays so: else a penalty could end a request, or mask a token.
+        flat[where] = torch.where(torch.isfinite(old), new.clamp(-_LARGEST, _LARGEST), new)
+    bound = [i for i, row in enumerate(rows) if positions[i] < row.min_new_tokens and len(row.ends)]
+    if not bound:
+        return set()
+    where = _flat(bound, [rows[i].ends for i in bound], vocab, logits.device)
+    flat = logits.view(-1)
+    hidden = where[~(flat.take(where) < torch.inf)]
+    flat[where] = -torch.inf
+    return set((hidden // vocab).tolist())
 
 
-def _groups(rows: SampleRows) -> dict[int | None, list[int]]:
-    """Sort out the rows that draw: by top_k, or under None those that keep the whole vocabulary.
-
-    A row's arithmetic is that of its group, and its group is its own parameters': nothing of the others
-    can reach it, not even through the order of equal probabilities.
-    """
-    groups: dict[int | None, list[int]] = {}
-    for i, params in enumerate(rows.params):
-        if not params.greedy:
-            whole = params.top_k == -1 and params.top_p >= 1
-            groups.setdefault(None if whole else params.top_k, []).append(i)
-    return groups
-
-
-def _top_ps(chosen: list[int], rows: SampleRows) -> torch.Tensor:
-    return torch.tensor([rows.params[i].top_p for i in chosen], dtype=torch.float64)
-
-
-def _draw_sorted(
-    probabilities: torch.Tensor, numbers: torch.Tensor, top_k: int, top_ps: torch.Tensor
+def _flat(
+    rows: Sequence[int], ids: Sequence[NDArray[np.int64]], vocab: int, device: torch.device
 ) -> torch.Tensor:
-    """Draw among the top_k most probable tokens, of which top_p of their mass is kept (as vLLM, SGLang)."""
-    if 0 < top_k < probabilities.shape[-1]:
-        ordered, ids = probabilities.topk(top_k, dim=-1, sorted=True)
-    else:
-        ordered, ids = probabilities.sort(dim=-1, descending=True, stable=True)
-    ordered = ordered.double()
-    mass = ordered.cumsum(dim=-1)
-    before = mass - ordered
-    kept = before < top_ps[:, None] * mass[:, -1:]
-    columns = _look_up(torch.where(kept, ordered, 0.0).cumsum(dim=-1), numbers)
-    last = kept.sum(dim=-1) - 1
-    return ids.gather(1, torch.minimum(columns, last)[:, None])[:, 0]
+    """Return where in the flattened logits the tokens of some rows are."""
+    starts = np.repeat(np.array(rows, dtype=np.int64) * vocab, [len(one) for one in ids])
+    return torch.from_numpy(starts + np.concatenate(ids)).to(device)
+
+
+# --- draws -----------------------------------------------------------------------------
+
+
+class _Draws(NamedTuple):
+    """Rows that are drawn in one way, and their parameters: columns [n, 1]."""
+
+    places: torch.Tensor
+    """int64 [n], which rows of the logits."""
+    best: torch.Tensor
+    """Largest logit."""
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    number: torch.Tensor
+    """What is looked up."""
+    keys: NDArray[np.uint64]
+    """[2, n] seeds and positions, for more numbers."""
+    reach: int
+    """How many tokens are ranked of each row."""
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[SamplingRow],
+        positions: Sequence[int],
+        chosen: Sequence[int],
+        places: torch.Tensor,
+        best: torch.Tensor,
+    ) -> _Draws:
+        """Gather the parameters of the chosen rows."""
+        picked = [rows[i] for i in chosen]
+        keys = np.array([[row.seed for row in picked], [positions[i] for i in chosen]], dtype=np.uint64)
+        columns = torch.tensor(
+            [[row.temperature, row.top_k, row.top_p, row.min_p] for row in picked], dtype=torch.float64
+        )
+        columns = columns.to(best.device)
+        return cls(
+            places,
+            best[places][:, None],
+            temperature=columns[:, 0:1].float(),
+            top_k=columns[:, 1:2],
+            top_p=columns[:, 2:3],
+            min_p=columns[:, 3:4],
+            number=_column(uniforms(keys[0], keys[1]), best.device),
+            keys=keys,
+            reach=picked[0].reach,
+        )
+
+    def at(self, which: torch.Tensor | slice) -> _Draws:
+        """Return some of them."""
+        return _Draws(
+            self.places[which],
+            self.best[which],
+            self.temperature[which],
+            self.top_k[which],
+            self.top_p[which],
+            self.min_p[which],
+            self.number[which],
+            self.keys[:, which if isinstance(which, slice) else which.cpu().numpy()],
+            self.reach,
+        )
+
+
+def _column(numbers: NDArray[np.float64], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(numbers).to(device)[:, None]
+
+
+def parts(count: int, vocab: int) -> Iterator[slice]:
+    """Cut rows into parts of about PIECE numbers, but at least a row for each thread."""
+    size = max(torch.get_num_threads(), PIECE // vocab)
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
+
+
+def softmax_parts(logits: torch.Tensor, draws: _Draws) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield the distributions of some rows, part by part; the next ones overwrite them.
+
+    They are float32 [n, B * BLOCK], with nothing past the vocabulary.
+    """
+    vocab = logits.shape[1]
+    scaled = shares = torch.empty(0)
+    for part in parts(len(draws.places), vocab):
+        places = draws.places[part]
+        if not len(scaled):
+            scaled = torch.empty(len(places), -(-vocab // BLOCK) * BLOCK, device=logits.device)
+            scaled[:, vocab:] = -torch.inf
+            shares = torch.empty_like(scaled)
+        picked = scaled[: len(places), :vocab]
+        torch.index_select(logits, 0, places, out=picked)
+        picked.sub_(draws.best[part]).div_(draws.temperature[part])
+        yield part, torch.softmax(scaled[: len(places)], dim=1, out=shares[: len(places)])
+
+
+def _draw_whole(logits: torch.Tensor, peaks: torch.Tensor, draws: _Draws) -> torch.Tensor:
+    """Draw from all tokens."""
+    del peaks
+    sums = torch.cat([_sum_blocks(shares) for _, shares in softmax_parts(logits, draws)])
+    block, number = _look_up_block(sums, draws.number)
+    scaled = (look_into(logits, draws.places, block) - draws.best) / draws.temperature
+    place = _look_up(torch.softmax(scaled.double(), dim=1).cumsum(dim=1), number)
+    return (block * BLOCK + place)[:, 0]
+
+
+def _draw_ranked(logits: torch.Tensor, peaks: torch.Tensor, draws: _Draws) -> torch.Tensor:
+    """Draw among the top_k largest, which are ranked; from sorted rows where ties leave that open."""
+    ranking = rank(logits, peaks, draws.places, draws.reach)
+    scaled = (ranking.values - draws.best).double() / draws.temperature
+    shares = torch.softmax(scaled, dim=1)
+    shares *= torch.arange(shares.shape[1], device=shares.device) < draws.top_k
+    tokens, certain = _draw_kept(ranking, shares, _last(shares.cumsum(dim=1)), draws)
+    if not certain.all():
+        left = (~certain).nonzero()[:, 0]
+        tokens[left] = _draw_sorted(logits, logits, draws.at(left))
+    return tokens
+
+
+def _draw_sorted(logits: torch.Tensor, peaks: torch.Tensor, draws: _Draws) -> torch.Tensor:
+    """Draw among the top_k largest, of rows that are sorted."""
+    del peaks
+    found = []
+    for part in parts(len(draws.places), 4 * logits.shape[1]):  # a sorted row takes four times the memory
+        piece = draws.at(part)
+        values, ids = logits.index_select(0, piece.places).sort(dim=1, descending=True, stable=True)
+        shares = torch.softmax((values - piece.best) / piece.temperature, dim=1).double()
+        shares *= torch.arange(shares.shape[1], device=shares.device) < piece.top_k
+        ranking = Ranking(values, ids, torch.ones_like(ids, dtype=torch.bool))
+        found.append(_draw_kept(ranking, shares, _last(shares.cumsum(dim=1)), piece)[0])
+    return torch.cat(found)
+
+
+def _draw_nucleus(logits: torch.Tensor, peaks: torch.Tensor, draws: _Draws) -> torch.Tensor:
+    """Draw among what top_p and min_p leave of the whole vocabulary."""
+    ranking = rank(logits, peaks, draws.places, draws.reach)
+    shares = torch.cat(
+        [whole.gather(1, ranking.ids[part]).double() for part, whole in softmax_parts(logits, draws)]
+    )
+    tokens, certain = _draw_kept(ranking, shares, torch.ones_like(draws.number), draws)
+    if not certain.all():
+        left = (~certain).nonzero()[:, 0]
+        flat = draws.at(left)
+        tokens[left] = torch.cat(
+            [_draw_refusing(logits, whole, flat.at(part)) for part, whole in softmax_parts(logits, flat)]
+        )
+    return tokens
+
+
+def _draw_kept(
+    ranking: Ranking, shares: torch.Tensor, total: torch.Tensor, draws: _Draws
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw among ranked tokens of which top_p and min_p leave some.
+
+    Args:
+        ranking: of n rows.
+        shares: float64 [n, K], what each ranked token has of `total`; 0 if top_k leaves it out.
+        total: float64 [n, 1], what all have, ranked or not, that top_k leaves.
+        draws: n rows.
+
+    Returns:
+        The tokens, and bool [n]: whether all that are left were ranked surely. If not, the token is none.
+    """
+    before = shares.cumsum(dim=1) - shares
+    kept = (before < draws.top_p * total) & (shares >= draws.min_p * shares[:, :1]) & (shares > 0)
+    columns = _look_up(torch.where(kept, shares, 0.0).cumsum(dim=1), draws.number)
+    return ranking.ids.gather(1, columns)[:, 0], (ranking.sure | ~kept).all(dim=1)
+
+
+def _draw_refusing(logits: torch.Tensor, shares: torch.Tensor, draws: _Draws) -> torch.Tensor:
+    """Draw among what top_p and min_p leave, without knowing what that is.
+
+    A token drawn from the whole is as one drawn from the set if it is in the set, so refusing the others
+    leaves the distribution that is wanted.
+
+    Args:
+        logits: [L, V].
+        shares: float32 [n, B * BLOCK], changed in place.
+        draws: n rows.
+    """
+    tokens = torch.zeros(len(draws.places), dtype=torch.int64, device=logits.device)
+    values = logits.index_select(0, draws.places)
+    ids = torch.arange(logits.shape[1], dtype=torch.float32, device=logits.device)
+    limit = draws.top_p * _last(_sum_blocks(shares).double().cumsum(dim=1))
+    if (draws.min_p > 0).any():
+        least = draws.min_p.float() * shares.amax(dim=1, keepdim=True)
+        shares *= torch.ge(shares, least, out=torch.empty_like(shares))
+    sums = _sum_blocks(shares)
+    left = torch.arange(len(tokens), device=logits.device)
+    number, draw = draws.number, 0
+    while True:
+        block, within = _look_up_block(sums, number)
+        near = block * BLOCK + torch.arange(BLOCK, device=logits.device)
+        drawn = near.gather(1, _look_up(shares.gather(1, near).double().cumsum(dim=1), within))
+        tokens[left] = drawn[:, 0]
+        value = values.gather(1, drawn)
+        # Comparisons are four times as fast if their results are numbers.
+        alike = torch.eq(values, value, out=torch.empty_like(values))
+        ahead = torch.lt(ids, drawn.float(), out=torch.empty_like(values)).mul_(alike)
+        shares[:, : len(ids)] *= torch.gt(values, value, out=alike).add_(ahead)
+        sums = _sum_blocks(shares)
+        refused = (_last(sums.double().cumsum(dim=1)) >= limit)[:, 0]
+        if not refused.any():
+            return tokens
+        again = refused.nonzero()[:, 0]
+        left, values, limit = left[again], values[again], limit[again]
+        shares, sums = shares[again], sums[again]
+        draw += 1
+        keys = draws.keys[:, left.cpu().numpy()]
+        number = _column(uniforms(keys[0], keys[1], draw), logits.device)
+
+
+_DRAW: Final = {
+    Way.WHOLE: _draw_whole,
+    Way.RANKED: _draw_ranked,
+    Way.SORTED: _draw_sorted,
+    Way.NUCLEUS: _draw_nucleus,
+}
+
+
+# --- lookups ---------------------------------------------------------------------------
 
 
 def _look_up(cumulative: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Return for each row the first index whose cumulative mass exceeds its number's share of the total."""
-    targets = numbers * cumulative[:, -1]
-    indices = torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0]
-    return indices.clamp_(max=cumulative.shape[-1] - 1)
+    """Return for each row the first place whose cumulative mass exceeds the number's share of the total.
+
+    Args:
+        cumulative: float64 [n, K].
+        numbers: float64 [n, 1], in [0, 1].
+
+    Returns:
+        int64 [n, 1]; never a place that adds nothing, unless the total is 0.
+    """
+    total = _last(cumulative)
+    places = torch.searchsorted(cumulative, numbers * total, right=True)
+    # By rounding a number's share may be the total itself: the first place that reaches it is the last one.
+    return torch.minimum(places, (cumulative < total).sum(dim=1, keepdim=True)).clamp_(
+        max=cumulative.shape[1] - 1
+    )
+
+
+def _look_up_block(sums: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the block that each number belongs to, int64 [n, 1], and the number that is left for the block.
+
+    Args:
+        sums: float32 [n, B], of the blocks.
+        numbers: float64 [n, 1].
+    """
+    sums = sums.double()
+    cumulative = sums.cumsum(dim=1)
+    block = _look_up(cumulative, numbers)
+    share = sums.gather(1, block)
+    number = (numbers * _last(cumulative) - cumulative.gather(1, block) + share) / share
+    return block, number.clamp_(0.0, 1.0)
+
+
+def _sum_blocks(shares: torch.Tensor) -> torch.Tensor:
+    return shares.view(len(shares), -1, BLOCK).sum(dim=2)
+
+
+def _last(cumulative: torch.Tensor) -> torch.Tensor:
+    return cumulative[:, -1:]

@@ -10,22 +10,28 @@ from collections.abc import Iterator
 from typing import Final
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
-from vidette_protocol.messages import SamplingParams, TokenizedGenerateReqInput
+from vidette.scheduler.turns import SessionRefused
+from vidette_protocol.errors import RemoteProtocolError
+from vidette_protocol.messages import FinishReason, SamplingParams, TokenizedGenerateReqInput
 
 HONOURED: Final = frozenset(
-    {"vid", "floor", "rid", "input_ids", "input_text", "sampling_params", "stream", "logprob_start_len"}
-    | {"deadline_s", "resumed_output_ids"}
-    # There is no prefix cache yet, so every namespace of it is kept apart, and no tenant competes.
-    | {"extra_key", "cache_salt", "routing_key"}
+    {"vid", "floor", "rid", "input_ids", "input_text", "sampling_params", "stream"}
+    | {"return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"}
+    | {"deadline_s", "resumed_output_ids", "priority", "extra_key", "cache_salt", "routing_key"}
+    | {"session_params"}
 )
 """Fields of TokenizedGenerateReqInput."""
 
 SAMPLING_HONOURED: Final = frozenset(
-    {"max_new_tokens", "temperature", "top_p", "top_k", "ignore_eos", "sampling_seed"}
+    {"max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "sampling_seed", "n"}
+    | {"frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"}
+    | {"stop", "stop_token_ids", "stop_regex", "ignore_eos", "no_stop_trim", "stream_interval"}
+    | {"skip_special_tokens", "spaces_between_special_tokens"}
 )
-"""Fields of SamplingParams."""
+"""Fields of SamplingParams; `n` is 1 by then."""
 
 
 def find_unsupported(request: TokenizedGenerateReqInput) -> str | None:
@@ -46,3 +52,24 @@ def _asked(struct: Struct, cls: type[Struct], honoured: frozenset[str]) -> Itera
         usual = defaults.get(name)
         if name not in honoured and value is not usual and (usual is None or value != usual):
             yield name
+
+
+def explain(error: ValueError) -> FinishReason:
+    """Return how a request ends that cannot be served."""
+    status = error.status if isinstance(error, SessionRefused) else 400
+    return FinishReason("error", message=str(error), status_code=status)
+
+
+def check_ids(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
+    """Check the token ids of a request, which its front has checked.
+
+    Raises:
+        RemoteProtocolError: one is not of the vocabulary.
+    """
+    for name, column in (("token ids", request.token_ids), ("output ids", request.resumed_ids)):
+        ids = np.frombuffer(column, dtype=np.int32)
+        if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+            raise RemoteProtocolError(
+                f"vid {request.vid} has {name} from {ids.min()} to {ids.max()}; "
+                f"those of the vocabulary are 0 to {vocab_size - 1}"
+            )

@@ -4,6 +4,7 @@
 - `openai`     /v1/chat/completions and /v1/models
 - `chat`       the body of a chat request: what of it is honoured, and as what
 - `native`     /generate, in the shape of SGLang's
+- `meta_info`  what `/generate` says of a request besides its text
 - `generation` what these two share: submit, wait, answer whole or in pieces
 - `responses`  one exchange of request and answer, and the scope that ends with its client
 - `bodies`     reading a body within bounds

@@ -23,9 +23,11 @@ class StreamOptions(Struct, frozen=True):
 
     Args:
         include_usage: send a last chunk with the usage.
+        continuous_usage_stats: send the usage so far with every chunk.
     """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class Message(Struct, frozen=True):
@@ -57,9 +59,15 @@ class ChatRequest(Struct, frozen=True):
         stream_options: allowed with `stream` only.
         max_tokens: most output tokens; absent: as many as the context has room for.
         max_completion_tokens: the newer name of max_tokens.
-        temperature, top_p, top_k, seed, ignore_eos: as in SamplingParams.
+        min_tokens: `min_new_tokens` of SamplingParams.
+        seed: `sampling_seed` there.
+        logprobs: report the log probability of each output token.
+        top_logprobs: how many of the most probable tokens to report in its place; with `logprobs` only.
         rid: the caller's name for the request, which is also the id of the answer.
+        priority, extra_key, cache_salt: as in GenerateReqInput.
         user, safety_identifier, prompt_cache_key: labels, on which nothing in an answer depends.
+
+    The others are as in SamplingParams.
     """
 
     messages: Raw
@@ -71,9 +79,26 @@ class ChatRequest(Struct, frozen=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
     seed: int | None = None
+    n: int = 1
+    stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
+    min_tokens: int = 0
+    no_stop_trim: bool = False
+    skip_special_tokens: bool = True
+    logprobs: bool = False
+    top_logprobs: int | None = None
     rid: str | None = None
+    priority: int | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -82,13 +107,6 @@ class ChatRequest(Struct, frozen=True):
 REFUSED: Final = MappingProxyType[str, Neutral](
     {
         # OpenAI's
-        "n": (1,),
-        "stop": ([],),
-        "presence_penalty": (0,),
-        "frequency_penalty": (0,),
-        "logit_bias": ({},),
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "response_format": ({"type": "text"},),
         "tools": ([],),
         "tool_choice": ("none", "auto"),  # without tools both mean none
@@ -106,15 +124,8 @@ REFUSED: Final = MappingProxyType[str, Neutral](
         "web_search_options": (),
         "prompt_cache_retention": (),
         # SGLang's
-        "min_tokens": (0,),
-        "min_p": (0,),
-        "repetition_penalty": (1,),
         "regex": (),
         "ebnf": (),
-        "stop_token_ids": ([],),
-        "stop_regex": ([],),
-        "no_stop_trim": (False,),
-        "skip_special_tokens": (True,),
         "continue_final_message": (False,),
         "separate_reasoning": (True,),
         "stream_reasoning": (True,),
@@ -124,9 +135,6 @@ REFUSED: Final = MappingProxyType[str, Neutral](
         "input_ids": (),
         "lora_path": (),
         "session_params": ({},),
-        "extra_key": (),
-        "cache_salt": (),
-        "priority": (),
         "bootstrap_host": (),
         "bootstrap_port": (),
         "bootstrap_room": (),
@@ -153,9 +161,7 @@ MESSAGE_REFUSED: Final = MappingProxyType[str, Neutral](
         "reasoning_content": ("",),
     }
 )
-STREAM_OPTIONS_REFUSED: Final = MappingProxyType[str, Neutral](
-    {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
-)
+STREAM_OPTIONS_REFUSED: Final = MappingProxyType[str, Neutral]({"include_obfuscation": (False,)})
 PART_REFUSED: Final = MappingProxyType[str, Neutral](
     {"image_url": (), "video_url": (), "audio_url": (), "input_audio": (), "file": (), "refusal": ()}
 )
@@ -189,6 +195,8 @@ def read_chat(body: bytes, limits: ServiceLimits) -> tuple[ChatRequest, list[dic
             f"max_tokens is {old} and max_completion_tokens, its newer name, is {new}; give one of them",
             param="max_tokens",
         )
+    if request.top_logprobs and not request.logprobs:
+        raise UsageError("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
     messages = _MESSAGE.decode_many(bytes(request.messages), "messages", limits.messages)
     if not messages:
         raise UsageError("messages is empty; a conversation has at least one message", param="messages")
@@ -201,20 +209,43 @@ def read_chat(body: bytes, limits: ServiceLimits) -> tuple[ChatRequest, list[dic
     return request, conversation
 
 
-def to_generate(request: ChatRequest, prompt: str) -> GenerateReqInput:
-    """Return the request as the engine takes it."""
+def to_generate(request: ChatRequest, prompt: str, rid: str) -> GenerateReqInput:
+    """Return the request as the engine takes it.
+
+    Args:
+        request: as it was read.
+        prompt: its conversation as a text.
+        rid: its name.
+    """
     most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     return GenerateReqInput(
-        rid=request.rid,
+        rid=rid,
         text=prompt,
         stream=request.stream,
+        return_logprob=request.logprobs,
+        top_logprobs_num=request.top_logprobs or 0,
+        priority=request.priority,
+        extra_key=request.extra_key,
+        cache_salt=request.cache_salt,
         sampling_params=SamplingParams(
             max_new_tokens=most,
             temperature=request.temperature,
             top_p=request.top_p,
             top_k=request.top_k,
-            ignore_eos=request.ignore_eos,
+            min_p=request.min_p,
+            frequency_penalty=request.frequency_penalty,
+            presence_penalty=request.presence_penalty,
+            repetition_penalty=request.repetition_penalty,
+            logit_bias=request.logit_bias,
             sampling_seed=request.seed,
+            n=request.n,
+            stop=request.stop,
+            stop_regex=request.stop_regex,
+            stop_token_ids=request.stop_token_ids,
+            ignore_eos=request.ignore_eos,
+            min_new_tokens=request.min_tokens,
+            no_stop_trim=request.no_stop_trim,
+            skip_special_tokens=request.skip_special_tokens,
         ),
     )
 
@@ -223,7 +254,9 @@ def in_words_of_chat(error: UsageError, request: ChatRequest) -> UsageError:
     """Return what the engine found wrong, with the names that the caller used."""
     names = {
         "max_new_tokens": "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens",
+        "min_new_tokens": "min_tokens",
         "sampling_seed": "seed",
+        "top_logprobs_num": "top_logprobs",
     }
     message = str(error)
     for ours, theirs in names.items():

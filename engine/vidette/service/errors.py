@@ -1,6 +1,6 @@
 """The one shape of every error: OpenAI's `{"error": {"message", "type", "param", "code"}}`.
 
-Status and `type` are those of the exception's class; nothing else decides them.
+Status and `type` are those of the exception; nothing else decides them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 from msgspec import Struct
 
-from vidette.errors import EngineDraining, Error, Overloaded, UsageError
+from vidette.errors import EngineDraining, Error, Overloaded, RequestError, UsageError
 
 RETRY_AFTER = b"retry-after"
 GENERIC = "the server failed on this request because of a bug, which its log tells about"
@@ -83,7 +83,8 @@ def body_of(error: Exception) -> ErrorBody:
     message = str(error).encode(errors="replace").decode()
     if isinstance(error, UsageError):
         return ErrorBody(ErrorDetail(message, error.kind, error.param, error.code))
-    return ErrorBody(ErrorDetail(message, error.kind))
+    code = error.code if isinstance(error, RequestError) else None
+    return ErrorBody(ErrorDetail(message, error.kind, code=code))
 
 
 def status_of(error: Exception) -> int:

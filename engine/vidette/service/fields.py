@@ -164,8 +164,9 @@ def reader_of(type_: Any) -> Reader:
         try:
             return decoder.decode(raw)
         except msgspec.ValidationError as error:
-            problem, _, inside = str(error).partition(" - at `$")
-            place = path + inside.removesuffix("`")
+            problem, _, place = str(error).partition(" - at `")
+            key, _, inside = place.partition("$")
+            place = ("a key of " if key else "") + path + inside.removesuffix("`")
             raise UsageError(
                 f"{place} is not valid: {problem[:1].lower()}{problem[1:]}", param=path
             ) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from vidette import Delta, Engine, GenerateReqInput, RequestError, Stream
@@ -11,24 +11,24 @@ from vidette.service.responses import Exchange
 
 
 class Shape(Protocol):
-    """What an API makes of the output of a request: JSON values of its own."""
+    """What an API makes of the answers to a request, one or several: JSON values of its own."""
 
-    def whole(self, stream: Stream) -> object:
-        """Return the answer of a request that was read to its end."""
+    def whole(self, streams: Sequence[Stream]) -> object:
+        """Return what is answered, of requests that were read to their ends."""
 
-    def pieces(self, stream: Stream, delta: Delta) -> Iterable[object]:
-        """Return the events that a delta makes; there may be none, or several."""
+    def pieces(self, stream: Stream, delta: Delta, index: int) -> Iterable[object]:
+        """Return the events that a delta makes; there may be none, or several.
+
+        Args:
+            stream: of the answer.
+            delta: what it has added.
+            index: which of the answers.
+        """
         ...
 
-
-class GroupShape(Protocol):
-    """What an API makes of the outputs of a request for several answers."""
-
-    def whole(self, stream: Stream) -> object:
-        """Return one of the answers, of a request that was read to its end."""
-
-    def piece(self, stream: Stream, delta: Delta, index: int) -> object:
-        """Return the event that a delta of one of the answers makes."""
+    def ending(self, streams: Sequence[Stream]) -> Iterable[object]:
+        """Return the events that follow once all answers have ended, each by itself."""
+        ...
 
 
 async def answer_generation(
@@ -46,7 +46,7 @@ async def answer_generation(
         async with engine.generate(request) as stream:
             await stream.read()
         # Behind the block: a client that reads slowly holds nothing of the engine.
-        await exchange.send_json(shape.whole(stream))
+        await exchange.send_json(shape.whole([stream]))
 
 
 async def _answer_in_pieces(
@@ -56,20 +56,24 @@ async def _answer_in_pieces(
         # The first delta is awaited before the status is sent: what fails until then has a status of its own.
         delta = await anext(stream)
         await exchange.start_events()
-        await exchange.send_events(shape.pieces(stream, delta))
+        await exchange.send_events(_events(shape, stream, delta))
         # While a client is slow, what comes for it is merged into the next delta.
         async for delta in stream:
-            await exchange.send_events(shape.pieces(stream, delta))
+            await exchange.send_events(_events(shape, stream, delta))
     await exchange.end_events()
 
 
-async def answer_group(
-    exchange: Exchange, engine: Engine, request: GenerateReqInput, shape: GroupShape
-) -> None:
+def _events(shape: Shape, stream: Stream, delta: Delta) -> list[object]:
+    events = list(shape.pieces(stream, delta, 0))
+    return events if delta.finish_reason is None else [*events, *shape.ending([stream])]
+
+
+async def answer_group(exchange: Exchange, engine: Engine, request: GenerateReqInput, shape: Shape) -> None:
     """Answer with the outputs of a request for several answers, in pieces if it asks for a stream.
 
-    Whole, it is a list of all of them, or the error of the first that failed. In pieces, one that fails is an
-    event of its own, and the others go on; as not all of it came, no `[DONE]` follows then.
+    Whole, it is all of them, or the error of the first that failed. In pieces, one that fails is an event of
+    its own, and the others go on; as not all of it came, no `[DONE]` follows then. If all fail before
+    anything has come of one, the answer is the error of the first that did.
 
     Raises:
         vidette.Error: the request was refused or failed.
@@ -80,25 +84,34 @@ async def answer_group(
     else:
         async with engine.generate_group(request) as group:
             await group.read()
-        await exchange.send_json([shape.whole(stream) for stream in group.streams])
+        await exchange.send_json(shape.whole(group.streams))
 
 
 async def _answer_group_in_pieces(
-    exchange: Exchange, engine: Engine, request: GenerateReqInput, shape: GroupShape
+    exchange: Exchange, engine: Engine, request: GenerateReqInput, shape: Shape
 ) -> None:
-    whole = True
+    failed: list[RequestError] = []
+    events: list[object] = []
+    started = False
     async with engine.generate_group(request) as group:
-        ready = await group.wait_ready()
-        await exchange.start_events()
-        while ready:
-            events: list[object] = []
+        while ready := await group.wait_ready():
             for index in ready:
                 stream = group.streams[index]
                 try:
-                    events.append(shape.piece(stream, await anext(stream), index))
+                    delta = await anext(stream)
                 except RequestError as error:
-                    whole = False
+                    failed.append(error)
                     events.append(IndexedErrorBody(body_of(error).error, index))
-            await exchange.send_events(events)
-            ready = await group.wait_ready()
-    await exchange.end_events(whole=whole)
+                    continue
+                if not started:  # the status is sent once there is something that is no error
+                    started = True
+                    await exchange.start_events()
+                events += shape.pieces(stream, delta, index)
+            if started:
+                if not failed and all(stream.done for stream in group.streams):
+                    events += shape.ending(group.streams)
+                await exchange.send_events(events)
+                events = []
+    if not started:
+        raise failed[0]
+    await exchange.end_events(whole=not failed)

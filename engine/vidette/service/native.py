@@ -7,17 +7,28 @@ SGLang has besides, is answered with a 400 unless it asks for nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
+import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from vidette import Delta, Engine, FinishReason, GenerateReqInput, SamplingParams, Stream
+from vidette import (
+    Delta,
+    Engine,
+    FinishReason,
+    GenerateReqInput,
+    SamplingParams,
+    Stream,
+    TokenLogprob,
+)
 from vidette.api import UNSUPPORTED, UNSUPPORTED_SAMPLING
 from vidette.errors import UsageError
 from vidette.service.fields import Fields, Neutral, Reader, reader_of
 from vidette.service.generation import answer_generation, answer_group
+from vidette.service.meta_info import Listed, LogprobsInJSON, meta_info
 from vidette.service.responses import Exchange
 from vidette_protocol.limits import Limits
 
@@ -47,8 +58,6 @@ ONLY_SGLANG: Final = MappingProxyType[str, Neutral](
         "require_reasoning": (False,),
         "return_bytes": (False,),
         "return_entropy": (False,),
-        "return_flat_raw_top_logprobs": (False,),
-        "return_flat_raw_top_logprobs_b64": (False,),
         "return_hidden_states": (False,),
         "return_indexer_topk": (False,),
         "return_prompt_token_ids": (False,),
@@ -68,26 +77,16 @@ SAMPLING_ONLY_SGLANG: Final = MappingProxyType[str, Neutral]({"beam_width": (1,)
 """Fields of SGLang's SamplingParams that ours has not."""
 
 
-class MetaInfo(Struct, frozen=True):
-    """What is known of a request besides its text.
+class NativeRequest(GenerateReqInput, kw_only=True, frozen=True):
+    """The body: a GenerateReqInput, and how its answer is written.
 
     Args:
-        id: its rid.
-        finish_reason: how it ended; null while it has not.
-        prompt_tokens: length of the prompt.
-        completion_tokens: length of the output so far.
-        cached_tokens: tokens of the prompt that were not computed again (there is no prefix cache yet).
-        resumed: how often it went on after the death of a process.
-        e2e_latency: seconds from its arrival to its end; with the end only.
+        return_flat_raw_top_logprobs: write the most probable tokens of the prompt as two flat lists.
+        return_flat_raw_top_logprobs_b64: write these as base64 of packed numbers; only with the former.
     """
 
-    id: str
-    finish_reason: dict[str, Any] | None
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
-    resumed: int = 0
-    e2e_latency: float | UnsetType = UNSET
+    return_flat_raw_top_logprobs: bool = False
+    return_flat_raw_top_logprobs_b64: bool = False
 
 
 class Output(Struct, frozen=True):
@@ -101,53 +100,61 @@ class Output(Struct, frozen=True):
     """
 
     text: str
-    output_ids: tuple[int, ...] | Raw
-    meta_info: MetaInfo
+    output_ids: Raw
+    meta_info: dict[str, Any]
     index: int | UnsetType = UNSET
 
 
 class NativeShape:
-    """One request's answer in SGLang's shape; the events of a stream each hold all of the output so far."""
+    """Answers in SGLang's shape; the events of a stream each hold all of the output so far.
 
-    def __init__(self) -> None:
+    Args:
+        several: whether the answer is a list.
+        new_logprobs: makes what writes the log probabilities of one answer.
+    """
+
+    def __init__(
+        self, *, several: bool = False, new_logprobs: Callable[[], LogprobsInJSON] = LogprobsInJSON
+    ) -> None:
         self._began = time.monotonic()
-        self._said: dict[int | UnsetType, bytearray] = {}
+        self._several = several
+        self._new_logprobs = new_logprobs
+        self._said: dict[int, tuple[Listed, LogprobsInJSON]] = {}
 
-    def whole(self, stream: Stream) -> Output:
-        """Return the answer of a request that was read to its end."""
-        return self._output(stream, stream.completion().finish_reason, stream.token_ids)
+    def whole(self, streams: Sequence[Stream]) -> object:
+        """Return the answer of requests that were read to their ends."""
+        outputs = [
+            self._output(stream, stream.token_ids, stream.logprobs, stream.completion().finish_reason, index)
+            for index, stream in enumerate(streams)
+        ]
+        return outputs if self._several else outputs[0]
 
-    def pieces(self, stream: Stream, delta: Delta) -> Iterator[Output]:
-        """Yield what there is after a delta."""
-        yield self._output(stream, delta.finish_reason, self._ids_so_far(delta))
+    def pieces(self, stream: Stream, delta: Delta, index: int) -> Iterator[Output]:
+        """Yield what there is of an answer after a delta."""
+        output = self._output(stream, delta.token_ids, delta.logprobs, delta.finish_reason, index)
+        yield msgspec.structs.replace(output, index=index) if self._several else output
 
-    def piece(self, stream: Stream, delta: Delta, index: int) -> Output:
-        """Return what there is of one of several answers after a delta."""
-        return self._output(stream, delta.finish_reason, self._ids_so_far(delta, index), index)
-
-    def _ids_so_far(self, delta: Delta, index: int | UnsetType = UNSET) -> Raw:
-        """Return all token ids so far as JSON, of which only those of the delta are written anew."""
-        said = self._said.setdefault(index, bytearray())
-        for token_id in delta.token_ids:
-            said += b",%d" % token_id
-        return Raw(b"[%b]" % bytes(said[1:]))
+    def ending(self, streams: Sequence[Stream]) -> Iterable[Output]:  # noqa: ARG002  nothing to say of them
+        """Return nothing: the last event of each answer says all."""
+        return ()
 
     def _output(
         self,
         stream: Stream,
+        token_ids: Iterable[int],
+        logprobs: Iterable[TokenLogprob],
         reason: FinishReason | None,
-        ids: tuple[int, ...] | Raw,
-        index: int | UnsetType = UNSET,
+        index: int,
     ) -> Output:
-        meta = MetaInfo(
-            id=stream.rid,
-            finish_reason=None if reason is None else _as_dict(reason),
-            prompt_tokens=stream.prompt_tokens,
-            completion_tokens=stream.completion_tokens,
-            resumed=stream.resumed,
-            e2e_latency=UNSET if reason is None else time.monotonic() - self._began,
-        )
-        return Output(stream.text, ids, meta, index)
+        """Return what there is of an answer once something was added to it."""
+        if index not in self._said:
+            self._said[index] = Listed(), self._new_logprobs()
+        ids, written = self._said[index]
+        for token_id in token_ids:
+            ids.add(token_id)
+        written.add(logprobs)
+        meta = meta_info(stream, reason, written, time.monotonic() - self._began)
+        return Output(stream.text, ids.raw(), meta)
 
 
 class Native:
@@ -162,7 +169,7 @@ class Native:
         refused = {name: neutral for name, neutral in UNSUPPORTED_SAMPLING.items() if name != "n"}
         sampling = Fields(SamplingParams, {**refused, **SAMPLING_ONLY_SGLANG})
         self._fields = Fields(
-            GenerateReqInput,
+            NativeRequest,
             {**UNSUPPORTED, **ONLY_SGLANG},
             readers={
                 "input_ids": _read_ids_up_to(engine.max_total_tokens),
@@ -172,11 +179,29 @@ class Native:
 
     async def generate(self, exchange: Exchange) -> None:
         """Answer `POST /generate`."""
-        request = self._fields.decode(exchange.take_body())
-        if _is_group(request):
-            await answer_group(exchange, self._engine, request, NativeShape())
-        else:
-            await answer_generation(exchange, self._engine, request, NativeShape())
+        body = self._fields.decode(exchange.take_body())
+        flat, packed = body.return_flat_raw_top_logprobs, body.return_flat_raw_top_logprobs_b64
+        if packed and not flat:
+            raise UsageError(
+                "return_flat_raw_top_logprobs_b64 is only allowed with return_flat_raw_top_logprobs",
+                param="return_flat_raw_top_logprobs_b64",
+            )
+        text_of = self._text_of if body.return_text_in_logprobs else None
+        new_logprobs = partial(LogprobsInJSON, text_of, flat=flat, packed=packed)
+        request = _without_style(body)
+        several = _is_group(request)
+        shape = NativeShape(several=several, new_logprobs=new_logprobs)
+        answer = answer_group if several else answer_generation
+        await answer(exchange, self._engine, request, shape)
+
+    def _text_of(self, token_id: int) -> str:
+        return self._engine.token_bytes(token_id).decode(errors="replace")
+
+
+def _without_style(body: NativeRequest) -> GenerateReqInput:
+    """Return what a body asks of the engine."""
+    fields = msgspec.structs.asdict(body)
+    return GenerateReqInput(**{name: fields[name] for name in GenerateReqInput.__struct_fields__})
 
 
 def _is_group(request: GenerateReqInput) -> bool:
@@ -218,13 +243,3 @@ def _read_ids_up_to(most: int) -> Reader:
         return (read_nested if nested else read_flat)(raw, path)
 
     return read_ids
-
-
-def _as_dict(reason: FinishReason) -> dict[str, Any]:
-    match reason.type:
-        case "stop":
-            return {"type": "stop", "matched": reason.matched}
-        case "length":
-            return {"type": "length", "length": reason.length}
-        case _:
-            return {"type": reason.type, "message": reason.message}

@@ -1,23 +1,25 @@
 """OpenAI's shapes: `POST /v1/chat/completions` and `GET /v1/models`.
 
 A stream is a chunk for each delta that has text, the first with the role in it (no empty chunk ahead of the
-first token, which would only look fast), then a chunk with the finish reason, then the usage if it was asked
-for, then `[DONE]`.
+first token, which would only look fast), then a chunk with the finish reason. If several answers were asked
+for, their chunks come as they are made, told apart by their index. Then comes the usage if it was asked for,
+then `[DONE]`. If log probabilities were asked for, a delta without text makes a chunk as well.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
+from uuid import uuid4
 
 from msgspec import UNSET, Struct, UnsetType
 
-from vidette import Delta, Engine, Stream
+from vidette import Completion, Delta, Engine, Stream, TokenLogprob
 from vidette.errors import DuplicateRequest, UsageError
-from vidette.service.chat import in_words_of_chat, read_chat, to_generate
+from vidette.service.chat import StreamOptions, in_words_of_chat, read_chat, to_generate
 from vidette.service.errors import ModelNotFound, shown
-from vidette.service.generation import answer_generation
+from vidette.service.generation import answer_generation, answer_group
 from vidette.service.limits import ServiceLimits
 from vidette.service.responses import Exchange
 
@@ -37,6 +39,33 @@ class Usage(Struct, frozen=True):
     prompt_tokens_details: CachedTokens = CachedTokens()
 
 
+class RankedToken(Struct, frozen=True):
+    """A token, and how probable it was.
+
+    Args:
+        token: its text; what is no whole character is U+FFFD.
+        logprob: its log probability.
+        bytes: what it stands for.
+    """
+
+    token: str
+    logprob: float | None
+    bytes: list[int]
+
+
+class ChosenToken(RankedToken, frozen=True):
+    """An output token, and what was most probable in its place, the most probable first."""
+
+    top_logprobs: tuple[RankedToken, ...] = ()
+
+
+class ChatLogprobs(Struct, frozen=True):
+    """Of each token of an answer, or of those that a chunk adds to it."""
+
+    content: tuple[ChosenToken, ...]
+    refusal: None = None
+
+
 class ChatMessage(Struct, frozen=True, omit_defaults=True):
     """A message, or what a chunk adds to one."""
 
@@ -50,7 +79,7 @@ class Choice(Struct, frozen=True):
     index: int = 0
     message: ChatMessage | UnsetType = UNSET
     delta: ChatMessage | UnsetType = UNSET
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
 
 
@@ -66,49 +95,80 @@ class ChatCompletion(Struct, frozen=True):
 
 
 class ChatShape:
-    """One request's answer in OpenAI's shape.
+    """Answers in OpenAI's shape.
 
     Args:
+        name: `id` of the answer, and of all chunks of it.
         model: the name the model is served under.
-        include_usage: whether a stream ends with the usage.
+        options: what a stream says besides.
+        bytes_of: returns the bytes of a token.
     """
 
-    def __init__(self, model: str, *, include_usage: bool) -> None:
+    def __init__(
+        self, name: str, model: str, *, options: StreamOptions, bytes_of: Callable[[int], bytes]
+    ) -> None:
+        self._id = name
         self._model = model
-        self._include_usage = include_usage
+        self._options = options
+        self._bytes_of = bytes_of
         self._created = int(time.time())
-        self._role: Literal["assistant"] | None = "assistant"
+        self._streams: dict[int, Stream] = {}
+        """Of which something has come."""
+        self._begun: set[int] = set()
 
-    def whole(self, stream: Stream) -> ChatCompletion:
-        """Return the answer of a request that was read to its end."""
-        done = stream.completion()
-        message = ChatMessage(role="assistant", content=done.text)
-        choice = Choice(message=message, finish_reason=done.finish_reason.type)
+    def whole(self, streams: Sequence[Stream]) -> ChatCompletion:
+        """Return the answer of requests that were read to their ends."""
+        choices = tuple(self._choice(stream.completion(), index) for index, stream in enumerate(streams))
         return ChatCompletion(
-            done.rid, "chat.completion", self._created, self._model, (choice,), _usage(stream)
+            self._id, "chat.completion", self._created, self._model, choices, usage_of(streams)
         )
 
-    def pieces(self, stream: Stream, delta: Delta) -> Iterator[ChatCompletion]:
-        """Yield the chunks that a delta makes; a token that completes no character makes none."""
-        reason = delta.finish_reason
-        if delta.text or (reason is not None and self._role):
-            message = ChatMessage(role=self._role, content=delta.text)
-            self._role = None
-            yield self._chunk(stream, Choice(delta=message))
+    def _choice(self, done: Completion, index: int) -> Choice:
+        return Choice(
+            index,
+            message=ChatMessage(role="assistant", content=done.text),
+            logprobs=self._logprobs(done.logprobs),
+            finish_reason=done.finish_reason.type,
+        )
+
+    def pieces(self, stream: Stream, delta: Delta, index: int) -> Iterator[ChatCompletion]:
+        """Yield the chunks that a delta makes; a token that completes no character makes none by itself."""
+        reason, first = delta.finish_reason, index not in self._begun
+        self._streams[index] = stream
+        logprobs = self._logprobs(delta.logprobs)
+        if delta.text or logprobs is not None or (reason is not None and first):
+            message = ChatMessage(role="assistant" if first else None, content=delta.text)
+            self._begun.add(index)
+            yield self._chunk(Choice(index, delta=message, logprobs=logprobs))
         if reason is not None:
-            yield self._chunk(stream, Choice(delta=ChatMessage(), finish_reason=reason.type))
-            if self._include_usage:
-                yield self._chunk(stream, usage=_usage(stream))
+            yield self._chunk(Choice(index, delta=ChatMessage(), finish_reason=reason.type))
 
-    def _chunk(self, stream: Stream, *choices: Choice, usage: Usage | None = None) -> ChatCompletion:
-        return ChatCompletion(
-            stream.rid,
-            "chat.completion.chunk",
-            self._created,
-            self._model,
-            choices,
-            usage if self._include_usage else UNSET,
-        )
+    def ending(self, streams: Sequence[Stream]) -> Iterator[ChatCompletion]:
+        """Yield the usage, if it was asked for."""
+        if self._options.include_usage:
+            yield self._chunk(usage=usage_of(streams))
+
+    def _chunk(self, *choices: Choice, usage: Usage | None = None) -> ChatCompletion:
+        told: Usage | UnsetType | None = usage
+        if self._options.continuous_usage_stats:
+            told = usage or usage_of(list(self._streams.values()))
+        elif not self._options.include_usage:
+            told = UNSET
+        return ChatCompletion(self._id, "chat.completion.chunk", self._created, self._model, choices, told)
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs | None:
+        if not logprobs:
+            return None
+        return ChatLogprobs(tuple(map(self._chosen, logprobs)))
+
+    def _chosen(self, one: TokenLogprob) -> ChosenToken:
+        raw = self._bytes_of(one.token_id)
+        top = tuple(self._ranked(token_id, value) for token_id, value in one.top)
+        return ChosenToken(raw.decode(errors="replace"), one.logprob, list(raw), top)
+
+    def _ranked(self, token_id: int, logprob: float) -> RankedToken:
+        raw = self._bytes_of(token_id)
+        return RankedToken(raw.decode(errors="replace"), logprob, list(raw))
 
 
 class ModelCard(Struct, frozen=True):
@@ -147,11 +207,17 @@ class OpenAI:
         """Answer `POST /v1/chat/completions`."""
         request, messages = read_chat(exchange.take_body(), self._limits)
         self._check_model(request.model)
-        options = request.stream_options
-        shape = ChatShape(self._card.id, include_usage=options is not None and options.include_usage)
+        rid = uuid4().hex if request.rid is None else request.rid
+        shape = ChatShape(
+            rid,
+            self._card.id,
+            options=request.stream_options or StreamOptions(),
+            bytes_of=self._engine.token_bytes,
+        )
         prompt = await self._engine.render_chat(messages)
+        answer = answer_group if request.n > 1 else answer_generation
         try:
-            await answer_generation(exchange, self._engine, to_generate(request, prompt), shape)
+            await answer(exchange, self._engine, to_generate(request, prompt, rid), shape)
         except DuplicateRequest:
             raise
         except UsageError as error:
@@ -175,6 +241,12 @@ class OpenAI:
             )
 
 
-def _usage(stream: Stream) -> Usage:
-    prompt, output = stream.prompt_tokens, stream.completion_tokens
-    return Usage(prompt, output, prompt + output)
+def usage_of(streams: Sequence[Stream]) -> Usage:
+    """Return what a request took, whose answers these are; the prompt counts once.
+
+    Cached are the tokens of the prompt that were computed for none of them.
+    """
+    prompt = max(stream.prompt_tokens for stream in streams)
+    output = sum(stream.completion_tokens for stream in streams)
+    cached = min(stream.served.cached_tokens for stream in streams)
+    return Usage(prompt, output, prompt + output, CachedTokens(cached))

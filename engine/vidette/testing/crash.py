@@ -111,7 +111,7 @@ def plans(streams: int, tokens: int) -> list[Plan]:
 
 
 async def run_crash(
-    engine: Engine, *, victim: Victim, streams: int = 8, tokens: int = 48, kills: int = 1
+    engine: Engine, *, victim: str, streams: int = 8, tokens: int = 48, kills: int = 1
 ) -> Outcome:
     """Run requests undisturbed, then again, with a process killed once all of them have begun.
 
@@ -193,7 +193,7 @@ class _Run:
             await self._news.wait()
 
 
-async def _kill(engine: Engine, victim: Victim, run: _Run, times: int) -> None:
+async def _kill(engine: Engine, victim: str, run: _Run, times: int) -> None:
     for _ in range(times):
         await run.wait_progress(BEGUN_TOKENS)
         await engine.wait_turning()

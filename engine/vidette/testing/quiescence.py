@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import anyio
 
-from vidette.api import Engine, Statistics
+from vidette._statistics import Statistics
+from vidette.api import Engine
 
 
 def assert_quiescent(engine: Engine) -> None:

@@ -52,6 +52,7 @@ class Report(Struct, frozen=True):
         ledgers: what was held afterwards, if the command looks at that.
         notes: sentences for people.
         faults: what was done to it on purpose, by kind, if the command does such things.
+        details: what else there is, by name, if the command has more to say.
     """
 
     command: str
@@ -61,6 +62,7 @@ class Report(Struct, frozen=True):
     ledgers: dict[str, int] | None = None
     notes: list[str] = []
     faults: dict[str, int] | None = None
+    details: dict[str, object] | None = None
 
     def to_json(self) -> str:
         """Return it as one line."""
@@ -94,7 +96,11 @@ def make_report(
     ledgers: dict[str, int] | None = None,
     notes: list[str] | None = None,
     faults: Mapping[str, int] | None = None,
+    details: Mapping[str, object] | None = None,
 ) -> Report:
     """Put a report together for this machine and version."""
     by_kind = None if faults is None else dict(sorted(faults.items()))
-    return Report(command, version("vidette"), this_machine(), checks, ledgers, notes or [], by_kind)
+    more = dict(details) if details else None
+    return Report(
+        command, version("vidette"), this_machine(), checks, ledgers, notes or [], by_kind, details=more
+    )

@@ -8,7 +8,7 @@ toy model the same prompt, parameters and seed always give the same text, also i
 the engine has counted one end for each request that it took; afterwards every ledger in every process is
 zero, and the next request answers.
 
-With `--kill-every N` a process of the engine, scheduler and detokenizer in turn, is killed (`kill -9`) each
+With `--kill-every N` a process of the engine, scheduler and detokenizers in turn, is killed (`kill -9`) each
 time another N requests have begun. Nothing else changes: the same has to hold for requests that go on after
 that as for any others.
 """
@@ -39,8 +39,6 @@ PROMPTS = 24
 """How many different requests a storm repeats, so that texts can be compared."""
 FOLLOWING_SECONDS = 120.0
 """How long the request after the storm may take."""
-VICTIMS: Final = ("scheduler", "detokenizer")
-"""Who is killed, in turn; which of them first depends on the seed."""
 SUPERVISED: Final[dict[str, Any]] = {
     "supervision": "restart",
     "max_restarts": 1_000_000,
@@ -112,13 +110,13 @@ async def run_storm(
         compare: whether equal requests must give equal texts (a model whose arithmetic depends on the
             batch may differ where two tokens are almost equally probable).
         kill_every: kill a process each time so many requests have begun; the engine has to be supervised by
-            "restart" and to have processes. None: none is killed.
+            "restart" and to have processes. It is an error if that kills none. None: none is killed.
     """
     random = Random(seed)  # noqa: S311  a storm, not a secret
     plans = _plans(random, requests, cancel, _longest(engine))
     outcome = Outcome()
     texts: dict[tuple[str, SamplingParams], str] = {}
-    killer = _Killer(engine, outcome, kill_every, first=seed % len(VICTIMS))
+    killer = _Killer(engine, outcome, kill_every, first=seed)
     before = engine.statistics()
 
     async def worker(rid: str) -> None:
@@ -147,6 +145,7 @@ async def run_storm(
             for number in range(min(streams, requests)):
                 workers.start_soon(worker, f"slot-{number}")
         killer.stop()
+    outcome.errors += killer.missed()
     with anyio.move_on_after(FOLLOWING_SECONDS) as quieting:
         await engine.wait_quiet()
     if quieting.cancelled_caught:
@@ -162,7 +161,7 @@ class _Killer:
         engine: whose processes it kills.
         outcome: what it kills is noted there.
         every: how many requests have to begin before each; None: it kills nothing.
-        first: place in VICTIMS of whom it kills first.
+        first: whom it kills first of those that it kills in turn; any number.
     """
 
     def __init__(self, engine: Engine, outcome: Outcome, every: int | None, *, first: int) -> None:
@@ -183,30 +182,45 @@ class _Killer:
             self._news.set()
 
     def stop(self) -> None:
-        """Note that no more will begin; whoever was killed is started again before `run` returns."""
+        """Note that no more will begin; `run` returns when all that are due were killed and started again."""
         self._stopped = True
         self._news.set()
 
     async def run(self) -> None:
         """Kill, until told to stop."""
         killed = self._outcome.killed
-        while not self._stopped:
+        while True:
             if len(killed) == self._due:
+                if self._stopped:
+                    return
                 await self._news.wait()
                 self._news = anyio.Event()
                 continue
-            victim = VICTIMS[(self._first + len(killed)) % len(VICTIMS)]
-            statistics = self._engine.statistics()
-            os.kill(next(p.pid for p in statistics.processes if p.role == victim), signal.SIGKILL)
-            killed.append(victim)
             try:
+                await self._engine.wait_turning()
+                pids = {process.role: process.pid for process in self._engine.statistics().processes}
+                if not pids:
+                    return  # inline
+                victim = sorted(pids, reverse=True)[(self._first + len(killed)) % len(pids)]
+                os.kill(pids[victim], signal.SIGKILL)
+                killed.append(victim)
                 with suppress(EngineBroken):  # told to whoever asks, once the death is noticed
                     while True:
                         await self._engine.heartbeat()
                 await self._engine.wait_turning()
             except Error as error:
-                self._outcome.errors.append(f"after the death of the {victim}: {error}")
+                after = f"after the death of the {killed[-1]}" if killed else "before any death"
+                self._outcome.errors.append(f"{after}: {error}")
                 return
+
+    def missed(self) -> list[str]:
+        """Return in a sentence, if it is so, that not all were killed that had to be, or that none had to."""
+        killed = len(self._outcome.killed)
+        if self._every is None or killed == self._due > 0:
+            return []
+        return [
+            f"{self._due} processes were to be killed, one after each {self._every} requests; {killed} were"
+        ]
 
 
 def _miscounted(before: Totals, after: Totals) -> list[str]:
@@ -299,7 +313,9 @@ def _fault(
 async def _main(options: argparse.Namespace) -> int:
     started = time.monotonic()
     supervised = SUPERVISED if options.kill_every else {}
-    async with open_engine(options.model, topology=options.topology, **supervised) as engine:
+    async with open_engine(
+        options.model, topology=options.topology, detokenizers=options.detokenizers, **supervised
+    ) as engine:
         kills = f", and kill -9 after each {options.kill_every}" if options.kill_every else ""
         print(f"{options.requests} requests, {options.cancel:.0%} of them left early{kills}", file=sys.stderr)
         outcome = await run_storm(
@@ -364,6 +380,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--topology", choices=["processes", "inline"], help="(default inline; with --kill-every processes)"
     )
+    parser.add_argument("--detokenizers", type=int, default=1, help="how many the engine has (default 1)")
     parser.add_argument("--model", default="toy", help="a known name, toy, or a GGUF file (default toy)")
     parser.add_argument("--json", action="store_true", help="print a report as the last line")
     options = parser.parse_args(argv)
@@ -374,6 +391,8 @@ def main(argv: list[str] | None = None) -> int:
             parser.error("--kill-every is at least 1")
         if options.topology == "inline":
             parser.error("--kill-every kills processes, and with --topology inline there are none")
+        if options.kill_every > options.requests:
+            parser.error(f"--kill-every {options.kill_every} kills nobody with --requests {options.requests}")
     options.topology = options.topology or ("inline" if options.kill_every is None else "processes")
     try:
         return anyio.run(_main, options, backend=options.backend)

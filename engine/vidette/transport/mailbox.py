@@ -10,6 +10,7 @@ import math
 import os
 import select
 from collections import deque
+from collections.abc import Collection
 from typing import Final, Generic, TypeVar
 
 import anyio
@@ -62,19 +63,19 @@ class Bell:
         """Wake the thread, now or when it next waits."""
         os.eventfd_write(self._fd, 1)
 
-    def wait(self, writable: int | None = None, seconds: float | None = None) -> None:
+    def wait(self, writable: Collection[int] = (), seconds: float | None = None) -> None:
         """Block until the bell has rung since the last wait.
 
         Args:
-            writable: a descriptor to watch as well; return when it can be written.
+            writable: descriptors to watch as well; return when one of them can be written.
             seconds: return after so long at the latest, or sooner, where that is longer than LONGEST_WAIT;
                 None: however long it takes.
         """
-        if writable is not None or seconds is not None:
+        if writable or seconds is not None:
             poll = select.poll()
             poll.register(self._fd, select.POLLIN)
-            if writable is not None:
-                poll.register(writable, select.POLLOUT)
+            for descriptor in writable:
+                poll.register(descriptor, select.POLLOUT)
             timeout = None if seconds is None else math.ceil(min(seconds, LONGEST_WAIT) * 1000)
             if not any(fd == self._fd for fd, _ in poll.poll(timeout)):
                 return

@@ -75,7 +75,7 @@ class Child:
     """A child process that runs.
 
     Args:
-        role: "scheduler" or "detokenizer".
+        role: "scheduler", or of a detokenizer.
         links: this process's own ends stay with the caller; these are the child's, closed here once it runs.
         config: what the role needs; encoded as JSON.
         backend: event loop library of the child.

@@ -7,5 +7,6 @@
 - `mutants`      seeded bugs of the engine's code, each of which has to be found
 - `observed`     the engine's parts, whose machines tell what they are asked
 - `refinement`   the world that is walked along with the engine
+- `steps`        drives the step loop, as the compute thread does
 - `undisturbed`  what a request is answered if nobody disturbs it
 """

@@ -18,7 +18,7 @@ from vidette.errors import (
     RequestReplaced,
 )
 from vidette.front.stream import Stream
-from vidette.scheduler.loop import DEADLINE_GRACE, EXPIRED
+from vidette.scheduler.endings import DEADLINE_GRACE, EXPIRED
 from vidette_fuzz.simulation.engine import TOLD_SECONDS, Generation
 from vidette_fuzz.simulation.journal import Journal
 from vidette_fuzz.simulation.observed import SimulatedManager

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import anyio
-import torch
 
 from vidette._ring import Ring
 from vidette.config import EngineConfig
@@ -22,13 +21,14 @@ from vidette.models.interface import TokenTable
 from vidette.models.toy import ToyModel
 from vidette.models.toy_tokenizer import ToyTokenizer, toy_token_table
 from vidette.scheduler.handlers import Answering
-from vidette.scheduler.loop import DEADLINE_GRACE, Command, Effects
+from vidette.scheduler.options import LoopOptions
 from vidette.scheduler.process import Lives, hear_front
 from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
 from vidette_fuzz.simulation.adversary import Adversary, AdverseChannel, Tapped
 from vidette_fuzz.simulation.observed import SimulatedDetokenizer, SimulatedLoop, SimulatedManager
 from vidette_fuzz.simulation.refinement import Refinement
+from vidette_fuzz.simulation.steps import Steps
 from vidette_fuzz.simulation.undisturbed import Undisturbed
 from vidette_protocol.codec import Codec, front_codec
 from vidette_protocol.ids import Vid, label
@@ -54,8 +54,6 @@ STOP_SECONDS = 3600.0
 """A stop takes as long as the links do; one that takes longer does not end by itself."""
 QUIET_SECONDS = 3600.0
 """Within so many seconds of the last request nothing of it is left."""
-MOST_STEPS = 5_000
-"""More steps than any engine of a history takes."""
 
 
 class Build(NamedTuple):
@@ -126,28 +124,38 @@ class Generation:
         """Requests as they came to the scheduler."""
         self._build = build
         self._adversary = adversary
-        self._watch = Refinement(self.journal)
         self._trace = Trace()
-        self._scopes = {"scheduler": anyio.CancelScope(), "detokenizer": anyio.CancelScope()}
         self._victims: frozenset[str] = frozenset()
         self._loop: SimulatedLoop | None = None
-        self._detokenizer: SimulatedDetokenizer | None = None
+        self._detokenizers: list[SimulatedDetokenizer] = []
         self._lives: Lives | None = None
         random = adversary.random
         step_tokens = random.choice([4, 16, 64])
         self._config = EngineConfig(
             model="toy",
+            detokenizers=random.choice([1, 1, 2]),
             kv_tokens=16 * random.choice([6, 8, 16, 64]),
             step_tokens=step_tokens,
             max_running=min(step_tokens, random.choice([1, 4, 16])),
             max_requests=random.choice([3, 8, 64]),
         )
+        self._options = LoopOptions(
+            num_blocks=self._config.num_blocks,
+            step_tokens=step_tokens,
+            max_running=self._config.max_running,
+            policy=random.choice(["fcfs", "lpm", "lof"]),
+            preempt_gap=random.choice([None, 1]),
+            host_blocks=random.choice([0, 0, 8]),
+            draft_tokens=random.choice([0, 4]),
+            detokenizers=self._config.detokenizers,
+        )
         self._tokenising = random.choice([0.001, 0.1, 5.0])
         self._high_water = random.choice([64, 1024, 1 << 20])
-        self._front_ends = {
-            role: AdverseChannel.pair("front", role, adversary) for role in ("scheduler", "detokenizer")
-        }
-        self._steps_ends = AdverseChannel.pair("scheduler", "detokenizer", adversary)
+        self._watch = Refinement(self.journal, detokenizers=self._config.detokenizers)
+        roles = self._config.detokenizer_roles
+        self._scopes = {role: anyio.CancelScope() for role in ("scheduler", *roles)}
+        self._front_ends = {role: AdverseChannel.pair("front", role, adversary) for role in self._scopes}
+        self._steps_ends = {role: AdverseChannel.pair("scheduler", role, adversary) for role in roles}
 
     @property
     def over(self) -> bool:
@@ -161,16 +169,18 @@ class Generation:
             fate: how it ends, if it does not before.
             idle: set when nobody will ask any more.
         """
-        scheduler, detokenizer = (self._front_ends[role][0] for role in ("scheduler", "detokenizer"))
-        texts = Tapped(detokenizer, self._see_text, before=self._adversary.keep_busy)
-        ring = Ring(scheduler, texts, codec=self.stock.front_codec)
+        texts = {
+            role: Tapped(self._front_ends[role][0], self._see_text, before=self._adversary.keep_busy)
+            for role in self._steps_ends
+        }
+        ring = Ring(self._front_ends["scheduler"][0], texts, codec=self.stock.front_codec)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(
                 ring.run_role, "scheduler", partial(self._live, "scheduler", self._run_scheduler)
             )
-            tasks.start_soon(
-                ring.run_role, "detokenizer", partial(self._live, "detokenizer", self._run_detokenizer)
-            )
+            for role in self._steps_ends:
+                run = partial(self._run_detokenizer, role)
+                tasks.start_soon(ring.run_role, role, partial(self._live, role, run))
             tasks.start_soon(self._bury, ring)
             if fate.end not in ("close", "quiet"):
                 tasks.start_soon(self._kill, fate)
@@ -199,17 +209,19 @@ class Generation:
     ) -> None:
         self.manager = manager = self._build.manager(
             ring.scheduler,
-            ring.detokenizer,
+            ring.detokenizers,
             watch=self._watch,
             tokenizer=self.stock.tokenizer,
             info=self.stock.model.info,
             ready=ready,
             offload=self._offload,
             max_requests=self._config.max_requests,
+            tokenise_timeout=3600.0,  # an adversary is slower than any prompt is long
         )
         tasks.start_soon(self._tell_broken, ring, manager)
         tasks.start_soon(ring.hear, "scheduler", manager.hear_scheduler)
-        tasks.start_soon(ring.hear, "detokenizer", manager.hear_detokenizer)
+        for shard, link in enumerate(ring.detokenizers):
+            tasks.start_soon(ring.hear, link.peer, partial(manager.hear_detokenizer, shard))
         self.journal.note("an engine serves")
         self.opened.set()
         with anyio.move_on_after(fate.after if fate.end == "close" else None) as scope:
@@ -233,7 +245,9 @@ class Generation:
         if self.closing:
             return
         self.killed_at = anyio.current_time()
-        self._victims = frozenset(self._scopes if fate.end == "both" else [fate.end])
+        # Of several detokenizers it is the last.
+        ends = {"both": [*self._scopes], "detokenizer": [*self._steps_ends][-1:]}
+        self._victims = frozenset(ends.get(fate.end, [fate.end]))
         self.journal.harm("kill", f"{fate.end} dies")
         for role in sorted(self._victims):
             self._scopes[role].cancel()
@@ -268,24 +282,26 @@ class Generation:
 
     async def _run_scheduler(self) -> None:
         stock, config = self.stock, self._config
-        front, below = self._front_ends["scheduler"][1], self._steps_ends[0]
+        front, below = self._front_ends["scheduler"][1], [ours for ours, _ in self._steps_ends.values()]
         up = Link(Tapped(front, self._see_request), stock.scheduler_codec, role="scheduler", peer="front")
-        down = Link(below, stock.step_codec, role="scheduler", peer="detokenizer")
+        down = [
+            Link(channel, stock.step_codec, role="scheduler", peer=peer)
+            for peer, channel in zip(self._steps_ends, below, strict=True)
+        ]
         try:
-            up.post_hello()
-            down.post_hello()
-            await up.receive_hello()
-            await down.receive_hello()
+            for link in (up, *down):
+                link.post_hello()
+            for link in (up, *down):
+                await link.receive_hello()
             self._loop = loop = self._build.loop(
                 stock.model,
+                self._options,
+                table=stock.table,
                 watch=self._watch,
-                num_blocks=config.num_blocks,
-                step_tokens=config.step_tokens,
-                max_running=config.max_running,
             )
             total = loop.max_total_tokens
             up.post(Ready(role="scheduler", max_total_tokens=total, num_blocks=config.num_blocks))
-            steps = Steps(loop, down, below, self._high_water, self._adversary)
+            steps = Steps(loop, up, down, below, high_water=self._high_water, adversary=self._adversary)
             async with anyio.create_task_group() as tasks:
                 lives = self._lives = self._build.lives(steps, tasks)
                 tasks.start_soon(steps.run, lives, tasks)
@@ -295,18 +311,20 @@ class Generation:
         except LinkClosed:
             pass
         finally:
-            front.close()
-            below.close()
+            for channel in (front, *below):
+                channel.close()
 
-    async def _run_detokenizer(self) -> None:
-        above, front = self._steps_ends[1], self._front_ends["detokenizer"][1]
+    async def _run_detokenizer(self, role: str) -> None:
+        above, front = self._steps_ends[role][1], self._front_ends[role][1]
 
         def make(table: TokenTable) -> SimulatedDetokenizer:
-            self._detokenizer = self._build.detokenizer(table, self._watch)
-            return self._detokenizer
+            detokenizer = self._build.detokenizer(table, self._watch)
+            self._detokenizers.append(detokenizer)
+            return detokenizer
 
         try:
-            await run_detokenizer(Tapped(above, self._see_row), front, table=self.stock.table, make=make)
+            tapped = Tapped(above, self._see_row)
+            await run_detokenizer(tapped, front, table=self.stock.table, role=role, make=make)
         finally:
             above.close()
             front.close()
@@ -359,7 +377,7 @@ class Generation:
         said = manager.scheduler_ledger
         if said.live or said.waiting or said.blocks_used or said.tombstones or manager.detokenizer_open:
             self.journal.violate(
-                f"7: the front is told {said}, {manager.detokenizer_open} at the detokenizer"
+                f"7: the front is told {said}, {manager.detokenizer_open} at the detokenizers"
             )
 
     def check_front(self) -> None:
@@ -368,108 +386,14 @@ class Generation:
             self._check_empty(self.manager.held())
 
     def _check_tables(self) -> None:
-        held = {"lifetime tasks": 0 if self._lives is None else len(self._lives)}
-        for part in (self._loop, self._detokenizer):
-            held |= {} if part is None else part.held()
-        self._check_empty(held)
+        self._check_empty({"lifetime tasks": 0 if self._lives is None else len(self._lives)})
+        for part in (self._loop, *self._detokenizers):
+            self._check_empty({} if part is None else part.held())
 
     def _check_empty(self, held: dict[str, int]) -> None:
         left = {name: count for name, count in held.items() if count}
         if left:
             self.journal.violate(f"7: something is still held: {left}")
-
-
-class Steps:
-    """Drives a step loop in a task, as the compute thread does in a thread.
-
-    Args:
-        loop: driven.
-        down: the link to the detokenizer.
-        channel: what carries it.
-        high_water: bytes that the detokenizer has not taken, from which on nothing is launched.
-        adversary: says how long a step takes.
-    """
-
-    def __init__(
-        self,
-        loop: SimulatedLoop,
-        down: Link,
-        channel: AdverseChannel,
-        high_water: int,
-        adversary: Adversary,
-    ) -> None:
-        self.returned = anyio.Event()
-        self._loop = loop
-        self._down = down
-        self._channel = channel
-        self._high_water = high_water
-        self._adversary = adversary
-        self._commands: list[Command] = []
-        self._posted = anyio.Event()
-        self._due: dict[Vid, float] = {}
-        self._rested_from = 0.0
-
-    def post(self, command: Command, /) -> None:
-        """Hand a command to the next step."""
-        self._commands.append(command)
-        self._posted.set()
-
-    async def run(self, lives: Lives, tasks: anyio.abc.TaskGroup) -> None:
-        """Step until told to stop.
-
-        Args:
-            lives: told of the vids that are over.
-            tasks: runs the telling.
-        """
-        for _ in range(MOST_STEPS):
-            effects = self._step()
-            await anyio.sleep(self._adversary.step_seconds())
-            for message in effects.messages:
-                self._down.post(message)
-            if effects.over:
-                tasks.start_soon(self._tell, lives, effects.over)
-            if effects.stop:
-                self.returned.set()
-                return
-            await self._rest(effects)
-        self._adversary.journal.violate(f"8: the scheduler takes more than {MOST_STEPS} steps")
-        self.returned.set()
-
-    def _step(self) -> Effects:
-        commands, self._commands = self._commands, []
-        self._posted = anyio.Event()
-        now = anyio.current_time()
-        for vid, due in self._due.items():
-            if now > max(due, self._rested_from) + 1e-6:
-                self._adversary.journal.violate(f"deadline: nobody wakes for that of vid {label(vid)}")
-        for command in commands:
-            if isinstance(command, TokenizedGenerateReqInput) and command.deadline_s is not None:
-                self._due[Vid(command.vid)] = now + command.deadline_s + DEADLINE_GRACE
-        with torch.inference_mode():
-            effects = self._loop.step(commands, now, launch=not self._full)
-        for vid in effects.over:
-            self._due.pop(vid, None)
-        return effects
-
-    async def _tell(self, lives: Lives, over: list[Vid]) -> None:
-        await anyio.sleep(self._adversary.while_(0.001))
-        lives.end(over)
-
-    async def _rest(self, effects: Effects) -> None:
-        self._rested_from = anyio.current_time()
-        if self._commands or (effects.busy and not self._full):
-            return
-        deadline = float("inf") if effects.wake_at is None else effects.wake_at
-        with anyio.CancelScope(deadline=deadline):
-            async with anyio.create_task_group() as waiting:
-                if self._channel.unread:
-                    waiting.start_soon(_cancel_when, self._channel.taken, waiting.cancel_scope)
-                await self._posted.wait()
-                waiting.cancel_scope.cancel()
-
-    @property
-    def _full(self) -> bool:
-        return self._channel.unread >= self._high_water
 
 
 async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:

@@ -14,9 +14,10 @@ from vidette.detokenizer.incremental import IncrementalText
 from vidette.errors import Error
 from vidette.front.questions import Questions
 from vidette.front.route import Route
-from vidette.scheduler.blocks import BlockPool
-from vidette.scheduler.loop import Command, Effects, _Told
+from vidette.scheduler.loop import Command, Effects
 from vidette.scheduler.process import Lives
+from vidette.scheduler.sequence import Sequence
+from vidette.scheduler.told import Told
 from vidette.transport.link import Link
 from vidette_fuzz.simulation.engine import Build
 from vidette_fuzz.simulation.observed import (
@@ -97,8 +98,10 @@ class _SeesNoEnd(ObservedFront):
 class _SendsTheReplaced(SimulatedManager):
     """Does not look again, after tokenising, whether the request is still wanted."""
 
-    def __init__(self, scheduler: Link, detokenizer: Link, *, watch: Refinement, **options: Any) -> None:
-        super().__init__(scheduler, detokenizer, watch=watch, **options)
+    def __init__(
+        self, scheduler: Link, detokenizers: Iterable[Link], *, watch: Refinement, **options: Any
+    ) -> None:
+        super().__init__(scheduler, [*detokenizers], watch=watch, **options)
         self._machine = watch.front = _SeesNoEnd(watch)
 
 
@@ -124,12 +127,19 @@ class _SleepsThroughDeadlines(SimulatedLoop):
 class _KeepsTheBlocksOfTheAborted(SimulatedLoop):
     """Gives blocks back at the end of a request, and not at its abort."""
 
-    def _end(self, row: Row | None, reason: FinishReason, told: _Told) -> None:
-        blocks, self._blocks = self._blocks, BlockPool(1)
-        try:
-            super()._end(row, reason, told)
-        finally:
-            self._blocks = blocks
+    _aborting = False
+
+    def _end(self, row: Row | None, reason: FinishReason, told: Told, held: int = 0) -> None:
+        self._aborting = reason.type == "abort"
+        super()._end(row, reason, told, held)
+        self._aborting = False
+
+    def _release(self, sequence: Sequence) -> None:
+        if self._aborting:
+            self._forget_next(sequence)
+            sequence.hold = None
+        else:
+            super()._release(sequence)
 
 
 class _EndsTheTaskOnly(Lives):

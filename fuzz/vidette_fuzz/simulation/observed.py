@@ -12,6 +12,7 @@ from vidette.detokenizer.detokenizer import Detokenizer
 from vidette.front.manager import TokenizerManager
 from vidette.models.interface import Model, TokenTable
 from vidette.scheduler.loop import Command, Effects, StepLoop
+from vidette.scheduler.options import LoopOptions
 from vidette.transport.link import Link
 from vidette_fuzz.simulation.refinement import Refinement
 from vidette_protocol.ids import Rid, Vid
@@ -114,6 +115,11 @@ class ObservedScheduler(SchedulerMachine):
         self._watch.happened("reject", vid)
         return row
 
+    def retract(self, vid: Vid) -> None:
+        """As its parent."""
+        super().retract(vid)
+        self._watch.retracted(vid)
+
     def launch(self, vids: Iterable[Vid]) -> None:
         """As its parent."""
         vids = list(vids)
@@ -148,13 +154,15 @@ class SimulatedManager(TokenizerManager):
 
     Args:
         scheduler: as its parent.
-        detokenizer: as its parent.
+        detokenizers: as its parent.
         watch: who is told.
         options: as its parent.
     """
 
-    def __init__(self, scheduler: Link, detokenizer: Link, *, watch: Refinement, **options: Any) -> None:
-        super().__init__(scheduler, detokenizer, **options)
+    def __init__(
+        self, scheduler: Link, detokenizers: Sequence[Link], *, watch: Refinement, **options: Any
+    ) -> None:
+        super().__init__(scheduler, detokenizers, **options)
         self._machine = watch.front = ObservedFront(watch)
 
     def held(self) -> dict[str, int]:
@@ -175,12 +183,13 @@ class SimulatedLoop(StepLoop):
 
     Args:
         model: as its parent.
+        options: as its parent.
+        table: as its parent.
         watch: who is told.
-        sizes: as its parent.
     """
 
-    def __init__(self, model: Model, *, watch: Refinement, **sizes: int) -> None:
-        super().__init__(model, **sizes)
+    def __init__(self, model: Model, options: LoopOptions, *, table: TokenTable, watch: Refinement) -> None:
+        super().__init__(model, options, table=table)
         self._watch = watch
         self._machine = watch.scheduler = ObservedScheduler(watch)
 
@@ -200,6 +209,10 @@ class SimulatedLoop(StepLoop):
             "tombstones": ledger.tombstones,
             "blocks": ledger.blocks_used,
             "deadlines": len(self._deadlines),
+            "times to wait or to run": len(self._patience),
+            "queued requests": len(self._queue),
+            "blocks that are being computed": len(self._prefilling),
+            "blocks that are lost": self._cache.lost,
         }
 
 
@@ -213,7 +226,8 @@ class SimulatedDetokenizer(Detokenizer):
 
     def __init__(self, table: TokenTable, watch: Refinement) -> None:
         super().__init__(table)
-        self._machine = watch.detokenizer = ObservedDetokenizer(watch)
+        self._machine = ObservedDetokenizer(watch)
+        watch.detokenizers.append(self._machine)
 
     def held(self) -> dict[str, int]:
         """Return how much is in each table of the detokenizer."""

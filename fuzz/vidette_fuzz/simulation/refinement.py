@@ -4,6 +4,9 @@ Every call on a machine of the running engine is an action of the world: it has 
 then, and has to lead to the same tables. So whatever holds in all worlds, which the explorer has looked at,
 holds of the code as well.
 
+There is one detokenizer in the world. Where the engine has several, a row may overtake those of vids that
+others have, and their tables together are its table.
+
 Two things are coarser in the world. A chunk of a prefill that makes no token is left out, so that a request
 which has only had such chunks still waits there. And what an abort finds over already, the scheduler's shell
 need not pass on: it is applied when its turn has come, where it changes nothing.
@@ -27,7 +30,15 @@ from vidette_protocol.world import Action, Ask, Bounds, World
 
 ENOUGH: Final = 4096
 """More than one history has of anything; how many ended vids each machine remembers."""
-BOUNDS: Final = Bounds(rids=1, uses=ENOUGH, tokens=ENOUGH, deadlines=True, losses=1, remembered=ENOUGH)
+BOUNDS: Final = Bounds(
+    rids=1,
+    uses=ENOUGH,
+    tokens=ENOUGH,
+    deadlines=True,
+    losses=1,
+    retractions=ENOUGH,
+    remembered=ENOUGH,
+)
 """What can happen in the world of an engine that fails when its replica dies."""
 LINK: Final = (0, 0)
 
@@ -37,14 +48,16 @@ class Refinement:
 
     Args:
         journal: where actions are noted, and where it is said if they are not possible.
+        detokenizers: how many the engine has.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, *, detokenizers: int = 1) -> None:
         self.world = World(bounds=BOUNDS)
         self.front: FrontMachine | None = None
         self.scheduler: SchedulerMachine | None = None
-        self.detokenizer: DetokenizerMachine | None = None
+        self.detokenizers: list[DetokenizerMachine] = []
         self._journal = journal
+        self._count = detokenizers
         self._on = True
         self._dead = False
         self._noticed = False
@@ -69,12 +82,15 @@ class Refinement:
 
     def text_came(self, row: Row, to: Vid | None) -> None:
         """A row has come to the front, and was routed."""
-        texts = self.world.texts.get(LINK, ())
+        texts = self._overtake(row, self.world.texts.get(LINK, ()))
         if self._noticed and (not texts or texts[0] != row):
             # It was on its way when the replica died.
             if self._on and to is not None:
                 self._part(f"2: a row of vid {label(row.vid)} is heard, whose replica has died")
             return
+        if self._count > 1 and texts:
+            self.world = self.world.copy()
+            self.world.texts[LINK] = texts
         self._arrive("text arrives", row, texts)
 
     def lost(self) -> None:
@@ -109,6 +125,11 @@ class Refinement:
         if not self._dead:
             self._happen(Action(name, (vid,)))
 
+    def retracted(self, vid: Vid) -> None:
+        """The blocks of a request were taken; in the world, one that has made nothing yet waits anyway."""
+        if self._on and self.world.replicas[0].scheduler.state(vid) is SchedulerState.RUNNING:
+            self.happened("retract", vid)
+
     def launched(self, vids: Sequence[Vid]) -> None:
         """A batch has gone to the device."""
         self._batch = list(vids)
@@ -137,8 +158,14 @@ class Refinement:
 
     def row_came(self, row: Row) -> None:
         """A row has come to the detokenizer."""
-        if not self._dead:
-            self._arrive("row arrives", row, self.world.replicas[0].rows)
+        if self._dead:
+            return
+        rows = self._overtake(row, self.world.replicas[0].rows)
+        if self._count > 1:
+            self.world = self.world.copy()
+            self.world.replicas[0] = replica = self.world.replicas[0].copy()
+            replica.rows = rows
+        self._arrive("row arrives", row, rows)
 
     # --- beginnings and ends ---------------------------------------------------------
 
@@ -179,9 +206,21 @@ class Refinement:
         if self.scheduler is not None and _tables(self.scheduler) != _tables(replica.scheduler):
             ours, its = _tables(self.scheduler), _tables(replica.scheduler)
             self._part(f"refinement: the scheduler has {ours}, its world {its}")
-        elif self.detokenizer is not None and self.detokenizer.key() != replica.detokenizer.key():
-            ours_, its_ = self.detokenizer.key(), replica.detokenizer.key()
-            self._part(f"refinement: the detokenizer has {ours_}, its world {its_}")
+        elif self.detokenizers:
+            ours_, its_ = self._open(), replica.detokenizer.key()
+            if ours_ != its_:
+                self._part(f"refinement: the detokenizers have {ours_}, their world {its_}")
+
+    def _open(self) -> tuple[tuple[Vid, int], ...]:
+        return tuple(sorted(item for machine in self.detokenizers for item in machine.key()))
+
+    def _overtake(self, row: Row, queue: tuple[Row, ...]) -> tuple[Row, ...]:
+        """Return what is on a way with a row first, unless one is before it that the same detokenizer has."""
+        place = queue.index(row) if row in queue else 0
+        before = queue[:place]
+        if not before or any((row.vid - other.vid) % self._count == 0 for other in before):
+            return queue
+        return (row, *before, *queue[place + 1 :])
 
     def _arrive(self, name: str, row: Row, queue: tuple[Row, ...]) -> None:
         if self._on and (not queue or queue[0] != row):

@@ -11,6 +11,7 @@ from vidette.detokenizer.detokenizer import Detokenizer
 from vidette.models.toy import ToyModel
 from vidette.models.toy_tokenizer import toy_token_table
 from vidette.scheduler.loop import StepLoop
+from vidette.scheduler.options import LoopOptions
 from vidette_protocol.messages import BatchTokenIDOutput, FinishReason, TokenizedGenerateReqInput
 
 
@@ -26,7 +27,11 @@ class Undisturbed:
     """Answers requests one at a time, and remembers the answers."""
 
     def __init__(self) -> None:
-        self._loop = StepLoop(ToyModel(), num_blocks=64, step_tokens=1024, max_running=1)
+        self._loop = StepLoop(
+            ToyModel(),
+            LoopOptions(num_blocks=64, step_tokens=1024, max_running=1),
+            table=toy_token_table(),
+        )
         self._detokenizer = Detokenizer(toy_token_table())
         self._asked = 0
         self._answers: dict[tuple[bytes, bytes], Answer] = {}

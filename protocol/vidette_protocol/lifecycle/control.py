@@ -4,7 +4,7 @@ States of one question:
 
     WAITING  asked; its caller waits
     LEFT     its caller is gone, or its deadline has passed; the answer is still due, and reaches nobody
-    (over)   answered, or whoever was to answer has died
+    (over)   answered, or whoever was to answer has died; or it could not be sent, and is withdrawn
 
 The answer is found by the id of the question alone. Each question is answered once, so an answer that is not
 due is an error of the other side. A caller is told at once when a replica dies that it waits for.
@@ -33,12 +33,14 @@ class CallEvent(Enum):
 
     ANSWER = "answer"
     LEAVE = "leave"
+    WITHDRAW = "withdraw"
     LOST = "lost"
 
 
 CALL_TABLE: Final[dict[tuple[CallState, CallEvent], CallState]] = {
     (CallState.WAITING, CallEvent.ANSWER): CallState.OVER,
     (CallState.WAITING, CallEvent.LEAVE): CallState.LEFT,
+    (CallState.WAITING, CallEvent.WITHDRAW): CallState.OVER,
     (CallState.WAITING, CallEvent.LOST): CallState.OVER,
     (CallState.LEFT, CallEvent.ANSWER): CallState.OVER,
     (CallState.LEFT, CallEvent.LOST): CallState.OVER,
@@ -77,6 +79,15 @@ class CallMachine:
         due = self._due.get(call)
         if due is not None and due.state is CallState.WAITING:
             self._move(call, due, CallEvent.LEAVE)
+
+    def withdraw(self, call: CallId) -> None:
+        """Note that a question was not sent, so that no answer is due; idempotent, and nothing if it is over.
+
+        One whose caller has left is none of these: it was sent.
+        """
+        due = self._due.get(call)
+        if due is not None and due.state is CallState.WAITING:
+            self._move(call, due, CallEvent.WITHDRAW)
 
     def answer(self, call: CallId, kind: str, replica: int = 0) -> CallId | None:
         """Judge an answer.

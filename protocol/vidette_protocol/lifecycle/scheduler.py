@@ -161,9 +161,7 @@ class SchedulerMachine:
         entry = self._live.get(vid)
         if entry is None or entry.state is not SchedulerState.RUNNING:
             raise LocalProtocolError(f"vid {vid} cannot be retracted: it is {self.state(vid).value}")
-        # Last in the order of arrival from here on: whoever schedules decides about its turn.
-        del self._live[vid]
-        self._live[vid] = entry._replace(state=SchedulerState.WAITING)
+        self._live[vid] = entry._replace(state=SCHEDULER_TABLE[entry.state, SchedulerEvent.RETRACT])
 
     def reject(self, vid: Vid) -> Row:
         """End a waiting request that cannot be served, with a reason of its own.
@@ -192,9 +190,10 @@ class SchedulerMachine:
             state = self.state(vid)
             if state is not SchedulerState.WAITING and state is not SchedulerState.RUNNING:
                 raise LocalProtocolError(f"vid {vid} cannot be launched: it is {state.value}")
+        live, launched = self._live, SchedulerState.LAUNCHED
         for vid in vids:
-            entry = self._live[vid]
-            self._live[vid] = entry._replace(state=SCHEDULER_TABLE[entry.state, SchedulerEvent.LAUNCH])
+            _, offset, end = live[vid]
+            live[vid] = Entry(launched, offset, end)
 
     def land(self, vid: Vid, count: int, *, end: bool) -> Row | None:
         """Note what a batch that has come back made for one vid of it.

@@ -7,7 +7,8 @@
 - `inputs`    GenerateReqInput, EmbeddingReqInput, and the items they are made into
 - `requests`  TokenizedGenerateReqInput, TokenizedEmbeddingReqInput, their batches, AbortReq
 - `sessions`  SessionParams, opening and closing sessions
-- `outputs`   BatchTokenIDOutput, BatchStrOutput, BatchEmbeddingOutput, FinishReason
+- `rows`      TokenRow, StrRow, FinishReason, Served
+- `outputs`   BatchTokenIDOutput, BatchStrOutput, BatchEmbeddingOutput
 - `logprobs`  what a row says of log probabilities and of speculation
 - `batches`   batch messages taken apart and put together
 - `multimodal`  MultimodalDataItem, MultimodalProcessorOutput, PositionalEmbeds
@@ -52,6 +53,7 @@ from vidette_protocol.messages.control import HeartbeatReq as HeartbeatReq
 from vidette_protocol.messages.control import Hello as Hello
 from vidette_protocol.messages.control import Ready as Ready
 from vidette_protocol.messages.control import SchedulerLedger as SchedulerLedger
+from vidette_protocol.messages.control import SchedulerTotals as SchedulerTotals
 from vidette_protocol.messages.control import ShutdownReq as ShutdownReq
 from vidette_protocol.messages.inputs import EmbeddingItem as EmbeddingItem
 from vidette_protocol.messages.inputs import EmbeddingReqInput as EmbeddingReqInput
@@ -93,9 +95,6 @@ from vidette_protocol.messages.operations import SetInternalStateReqOutput as Se
 from vidette_protocol.messages.outputs import BatchEmbeddingOutput as BatchEmbeddingOutput
 from vidette_protocol.messages.outputs import BatchStrOutput as BatchStrOutput
 from vidette_protocol.messages.outputs import BatchTokenIDOutput as BatchTokenIDOutput
-from vidette_protocol.messages.outputs import FinishReason as FinishReason
-from vidette_protocol.messages.outputs import StrRow as StrRow
-from vidette_protocol.messages.outputs import TokenRow as TokenRow
 from vidette_protocol.messages.pickled import PickleWrapper as PickleWrapper
 from vidette_protocol.messages.requests import AbortReq as AbortReq
 from vidette_protocol.messages.requests import (
@@ -106,7 +105,12 @@ from vidette_protocol.messages.requests import (
 )
 from vidette_protocol.messages.requests import TokenizedEmbeddingReqInput as TokenizedEmbeddingReqInput
 from vidette_protocol.messages.requests import TokenizedGenerateReqInput as TokenizedGenerateReqInput
+from vidette_protocol.messages.rows import FinishReason as FinishReason
+from vidette_protocol.messages.rows import Served as Served
+from vidette_protocol.messages.rows import StrRow as StrRow
+from vidette_protocol.messages.rows import TokenRow as TokenRow
 from vidette_protocol.messages.sampling import SamplingParams as SamplingParams
+from vidette_protocol.messages.sampling import TextMode as TextMode
 from vidette_protocol.messages.sampling import check_sampling as check_sampling
 from vidette_protocol.messages.sessions import CloseSessionReqInput as CloseSessionReqInput
 from vidette_protocol.messages.sessions import CloseSessionReqOutput as CloseSessionReqOutput

@@ -87,7 +87,13 @@ FRONT_TO_SCHEDULER: Final[tuple[type[Message], ...]] = (
     ShutdownReq,
     *CONTROL,
 )
-SCHEDULER_TO_FRONT: Final[tuple[type[Message], ...]] = (Hello, Ready, Failed, *CONTROL_OUTPUTS)
+SCHEDULER_TO_FRONT: Final[tuple[type[Message], ...]] = (
+    Hello,
+    Ready,
+    Failed,
+    *CONTROL_OUTPUTS,
+    KVEventBatch,
+)
 SCHEDULER_TO_DETOKENIZER: Final[tuple[type[Message], ...]] = (
     Hello,
     BatchTokenIDOutput,
@@ -111,7 +117,6 @@ NOT_YET: Final[tuple[type[Message], ...]] = (
     BatchTokenizedEmbeddingReqInput,
     BatchEmbeddingOutput,
     KvMetrics,
-    KVEventBatch,
 )
 """Messages that are specified, and that no process of this engine sends yet."""
 

@@ -37,12 +37,14 @@ class Ready(Message, tag=Tag.READY, kw_only=True, frozen=True):
             detokenizer, which has no such bound.
         num_blocks: blocks of the KV pool; 0 from a detokenizer.
         step_tokens: token budget of one step; 0 from a detokenizer.
+        max_running: most requests that run at once; 0 from a detokenizer.
     """
 
     role: str
     max_total_tokens: int = 0
     num_blocks: int = 0
     step_tokens: int = 0
+    max_running: int = 0
 
 
 class Failed(Message, tag=Tag.FAILED, kw_only=True, frozen=True):
@@ -57,6 +59,24 @@ class Failed(Message, tag=Tag.FAILED, kw_only=True, frozen=True):
     message: str
 
 
+class SchedulerTotals(Struct, array_like=True, frozen=True):
+    """What a scheduler has done since the start.
+
+    Args:
+        prompt_tokens: tokens that prefills have computed, those of outputs after a retraction included.
+        cached_tokens: tokens of prompts that were found in the prefix cache instead.
+        output_tokens: tokens made.
+        retracted: how often a request's blocks were taken for others.
+        begun_tokens: tokens of prompts of requests that were begun: those that were looked for in the cache.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    retracted: int = 0
+    begun_tokens: int = 0
+
+
 class SchedulerLedger(Struct, array_like=True, frozen=True):
     """What a scheduler holds, as of the step that said so.
 
@@ -64,10 +84,16 @@ class SchedulerLedger(Struct, array_like=True, frozen=True):
         live: requests waiting, running or being freed.
         waiting: those of them that hold no blocks yet.
         tombstones: aborts remembered for vids that were not there.
-        blocks_used: blocks of the KV pool that are taken.
+        blocks_used: blocks of the KV pool that requests hold.
         steps: steps taken since the start.
         queue_age_s: how long the oldest of those that wait has waited.
         step_s: how long the step before took; 0 if nothing is computed.
+        blocks_cached: blocks that no request uses, kept for whoever begins alike; as good as free.
+        totals: what it has done since the start.
+        sessions: sessions that are open.
+        running: those of the live ones that hold blocks and are computed.
+        blocks_host: blocks in the second tier of the cache.
+        number: where there are several detokenizers, which of all ledgers it is, the first being 1.
     """
 
     live: int = 0
@@ -77,6 +103,12 @@ class SchedulerLedger(Struct, array_like=True, frozen=True):
     steps: int = 0
     queue_age_s: float = 0.0
     step_s: float = 0.0
+    blocks_cached: int = 0
+    totals: SchedulerTotals = SchedulerTotals()
+    sessions: int = 0
+    running: int = 0
+    blocks_host: int = 0
+    number: int = 0
 
 
 class HeartbeatReq(Message, tag=Tag.HEARTBEAT, kw_only=True, frozen=True):

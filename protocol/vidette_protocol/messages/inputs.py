@@ -41,7 +41,8 @@ class GenerateReqInput(Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         return_logprob: report log probabilities.
         logprob_start_len: first position of the prompt to report them of; -1: of the output only.
         top_logprobs_num: how many of the most probable tokens to report at each position.
-        token_ids_logprob: tokens to report at each position: an id, a list for all prompts, or one for each.
+        token_ids_logprob: tokens to report at each position: an id, a list for all prompts, or one for each;
+            none twice.
         return_text_in_logprobs: report the text of each token as well.
         log_metrics: count the request in metrics.
         session_params: continue a session.
@@ -56,7 +57,7 @@ class GenerateReqInput(Struct, kw_only=True, frozen=True, forbid_unknown_fields=
         routed_dp_rank: which scheduler is to serve it; None: whichever suits.
         data_parallel_rank: former name of `routed_dp_rank`.
         routing_key: whose request it is, for fairness between tenants.
-        priority: a higher one is served first; None: 0.
+        priority: a higher one is served first, from -16 to 16; what is beyond counts as that. None: 0.
         extra_key: namespace of the prefix cache; "" is none.
         cache_salt: secret of the prefix cache's namespace; "" is none.
         background: go on when the client disconnects.

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, chain
-from typing import Any, Literal, Self
-
-from msgspec import Struct
+from typing import Any, Self
 
 from vidette_protocol.messages.base import BaseBatchReq
 from vidette_protocol.messages.columns import (
@@ -37,62 +35,9 @@ from vidette_protocol.messages.logprobs import (
     SpeculativeMetrics,
     TokenLogprobs,
 )
+from vidette_protocol.messages.rows import FinishReason, Served, StrRow, TokenRow
+from vidette_protocol.messages.sampling import ALL_MODES
 from vidette_protocol.messages.tags import Tag
-
-
-class FinishReason(Struct, array_like=True, frozen=True):
-    """How a request ended.
-
-    Args:
-        type: "stop" (the model ended it), "length" (`max_new_tokens` reached), "abort" (its caller did, and
-            this is the acknowledgement), "error" (this request failed alone).
-        matched: with "stop", what ended it: a token id, or the stop string or pattern; None: a grammar.
-        length: the bound that was reached, with "length".
-        message: a sentence, with "abort" and "error".
-        status_code: with "abort" and "error", the HTTP status that says the same.
-        err_type: with "abort" and "error", a word for programs.
-    """
-
-    type: Literal["stop", "length", "abort", "error"]
-    matched: int | str | None = None
-    length: int | None = None
-    message: str | None = None
-    status_code: int | None = None
-    err_type: str | None = None
-
-
-class TokenRow(Struct, frozen=True):
-    """One request's share of a step, before it is packed.
-
-    Args:
-        vid: whose.
-        offset: position of the first of these tokens in the request's output.
-        token_ids: new output tokens; may be empty on a finish.
-        reason: set once, on the last row of a vid.
-        logprobs: log probabilities, if the request asked for some.
-        spec: how speculation went, if there is any.
-        decoded_text: text that the scheduler decided on before these tokens.
-    """
-
-    vid: int
-    offset: int
-    token_ids: tuple[int, ...] = ()
-    reason: FinishReason | None = None
-    logprobs: TokenLogprobs | None = None
-    spec: SpeculativeMetrics | None = None
-    decoded_text: str = ""
-
-
-class StrRow(Struct, frozen=True):
-    """One request's text out of a step, before it is packed: a TokenRow and the text that comes of it."""
-
-    vid: int
-    offset: int
-    token_ids: tuple[int, ...] = ()
-    reason: FinishReason | None = None
-    text: str = ""
-    logprobs: TokenLogprobs | None = None
-    spec: SpeculativeMetrics | None = None
 
 
 class StepColumns(LogprobsMixin, SpeculativeDecodingMetricsMixin, kw_only=True, frozen=True):
@@ -245,10 +190,16 @@ class BatchTokenIDOutput(StepColumns, tag=Tag.BATCH_TOKEN_ID_OUTPUT, kw_only=Tru
     Args:
         ledger: what the scheduler holds after this step.
         sparse_texts: text that the scheduler decided on before a row's tokens.
+        sparse_held: bytes at the end of a row's text that are not shown, as in TokenRow; absent: none.
+        sparse_modes: how a request's tokens become text, as in TokenRow; absent: in the usual way.
+        sparse_served: how requests were served, of the rows that say so.
     """
 
     ledger: Whole[SchedulerLedger] = SchedulerLedger()
     sparse_texts: Sparse[str] = []  # noqa: RUF012  as above
+    sparse_held: Sparse[int] = []  # noqa: RUF012  as above
+    sparse_modes: Sparse[int] = []  # noqa: RUF012  as above
+    sparse_served: Sparse[Served] = []  # noqa: RUF012  as above
 
     @property
     def decoded_texts(self) -> list[str]:
@@ -257,6 +208,21 @@ class BatchTokenIDOutput(StepColumns, tag=Tag.BATCH_TOKEN_ID_OUTPUT, kw_only=Tru
             return [""] * len(self)
         return [text or "" for text in spread(self.sparse_texts, len(self))]
 
+    @property
+    def held(self) -> list[int]:
+        """Bytes at the end of each row's text that are not shown."""
+        return _spread_ints(self.sparse_held, len(self))
+
+    @property
+    def modes(self) -> list[int]:
+        """How each row's tokens become text, a TextMode; of rows at offset 0."""
+        return _spread_ints(self.sparse_modes, len(self))
+
+    @property
+    def served(self) -> list[Served | None]:
+        """How each row's request was served, or None."""
+        return spread(self.sparse_served, len(self))
+
     @classmethod
     def from_rows(cls, rows: Sequence[TokenRow], ledger: SchedulerLedger) -> Self:
         """Pack rows into columns."""
@@ -264,6 +230,9 @@ class BatchTokenIDOutput(StepColumns, tag=Tag.BATCH_TOKEN_ID_OUTPUT, kw_only=Tru
             **_columns(rows),
             ledger=ledger,
             sparse_texts=[(i, row.decoded_text) for i, row in enumerate(rows) if row.decoded_text],
+            sparse_held=[(i, row.held) for i, row in enumerate(rows) if row.held],
+            sparse_modes=[(i, row.mode) for i, row in enumerate(rows) if row.mode],
+            sparse_served=_served(rows),
         )
 
     def rows(self) -> list[TokenRow]:
@@ -278,16 +247,37 @@ class BatchTokenIDOutput(StepColumns, tag=Tag.BATCH_TOKEN_ID_OUTPUT, kw_only=Tru
                 self.logprobs,
                 self.spec,
                 self.decoded_texts,
+                self.held,
+                self.modes,
+                self.served,
                 strict=True,
             )
         ]
 
     def check_columns(self) -> str | None:
-        """As in the base, for the texts as well."""
+        """As in the base, for what is said of texts as well."""
         fault = super().check_columns()
-        if self.sparse_texts:
-            fault = fault or check_sparse("text", self.sparse_texts, len(self))
+        if self.sparse_texts or self.sparse_held or self.sparse_modes:
+            fault = fault or self._fault_of_texts()
+        if self.sparse_served:
+            fault = fault or check_sparse("service", self.sparse_served, len(self))
         return fault
+
+    def _fault_of_texts(self) -> str | None:
+        rows = len(self)
+        if fault := (
+            check_sparse("text", self.sparse_texts, rows)
+            or check_sparse("bytes held back", self.sparse_held, rows)
+            or check_sparse("mode", self.sparse_modes, rows)
+        ):
+            return fault
+        for row, held in self.sparse_held:
+            if held < 0:
+                return f"row {row} holds {held} bytes back"
+        for row, mode in self.sparse_modes:
+            if not 0 <= mode <= ALL_MODES:
+                return f"the mode of row {row} is {mode}"
+        return None
 
 
 class BatchStrOutput(StepColumns, tag=Tag.BATCH_STR_OUTPUT, kw_only=True, frozen=True):
@@ -297,11 +287,18 @@ class BatchStrOutput(StepColumns, tag=Tag.BATCH_STR_OUTPUT, kw_only=True, frozen
         output_strs: text that each row adds; the pieces of a vid, put together, are its whole text.
         ledger: as in BatchTokenIDOutput.
         detokenizer_open: requests the detokenizer holds after this message.
+        sparse_served: as in BatchTokenIDOutput.
     """
 
     output_strs: Listed[str] = []  # noqa: RUF012  as above
     ledger: Whole[SchedulerLedger] = SchedulerLedger()
     detokenizer_open: Whole[int] = 0
+    sparse_served: Sparse[Served] = []  # noqa: RUF012  as above
+
+    @property
+    def served(self) -> list[Served | None]:
+        """How each row's request was served, or None."""
+        return spread(self.sparse_served, len(self))
 
     @classmethod
     def from_rows(cls, rows: Sequence[StrRow], ledger: SchedulerLedger, detokenizer_open: int) -> Self:
@@ -311,6 +308,7 @@ class BatchStrOutput(StepColumns, tag=Tag.BATCH_STR_OUTPUT, kw_only=True, frozen
             output_strs=[row.text for row in rows],
             ledger=ledger,
             detokenizer_open=detokenizer_open,
+            sparse_served=_served(rows),
         )
 
     def rows(self) -> list[StrRow]:
@@ -325,6 +323,7 @@ class BatchStrOutput(StepColumns, tag=Tag.BATCH_STR_OUTPUT, kw_only=True, frozen
                 self.output_strs,
                 self.logprobs,
                 self.spec,
+                self.served,
                 strict=True,
             )
         ]
@@ -333,7 +332,10 @@ class BatchStrOutput(StepColumns, tag=Tag.BATCH_STR_OUTPUT, kw_only=True, frozen
         """As in the base, for the texts as well."""
         if len(self.output_strs) != len(self):
             return f"{len(self)} vids, {len(self.output_strs)} texts"
-        return super().check_columns()
+        fault = super().check_columns()
+        if self.sparse_served:
+            fault = fault or check_sparse("service", self.sparse_served, len(self))
+        return fault
 
 
 class BatchEmbeddingOutput(BaseBatchReq, tag=Tag.BATCH_EMBEDDING_OUTPUT, kw_only=True, frozen=True):
@@ -417,6 +419,18 @@ class BatchEmbeddingOutput(BaseBatchReq, tag=Tag.BATCH_EMBEDDING_OUTPUT, kw_only
             or check_sparse("hidden state", self.sparse_hidden_states, rows)
             or check_sparse("rid", self.sparse_rids, rows)
         )
+
+
+def _spread_ints(sparse: Sequence[tuple[int, int]], rows: int) -> list[int]:
+    """Return a sparse column with an item for each row, 0 where it has none."""
+    values = [0] * rows
+    for row, value in sparse:
+        values[row] = value
+    return values
+
+
+def _served(rows: Sequence[TokenRow | StrRow]) -> list[tuple[int, Served]]:
+    return [(i, row.served) for i, row in enumerate(rows) if row.served is not None]
 
 
 def _columns(rows: Sequence[TokenRow | StrRow]) -> dict[str, Any]:

@@ -17,8 +17,8 @@ class TokenizedGenerateReqInput(BaseReq, tag=Tag.TOKENIZED_GENERATE, kw_only=Tru
     """Front to scheduler: one request, tokenised and validated.
 
     Args:
-        rid: for people (logs, traces); nothing is looked up by it.
-        input_ids: packed int32, at least one.
+        rid: for people (logs, traces); nothing is looked up by it, but what a session goes on behind.
+        input_ids: packed int32, at least one; of a request that continues a session, what it adds.
         sampling_params: `sampling_seed` is always set, `max_new_tokens` never None, and `n` is 1.
         input_text: the prompt as it was given, for people; usually left out.
         image_inputs: what came of the images, video and audio.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from enum import IntFlag
 from itertools import chain
 from math import isfinite
 from typing import Any, Final, TypeVar
@@ -12,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from vidette_protocol.limits import Limits
+from vidette_protocol.patterns import Pattern, PatternError, PatternSizeError
 from vidette_protocol.values import MAX_INT32, count_fault, ids_fault, shown, surrogate_fault, text_fault
 
 T = TypeVar("T")
@@ -24,6 +26,21 @@ MAX_BIAS: Final = 100.0
 _MIN_INTEGER: Final = -(1 << 63)
 _MAX_INTEGER: Final = (1 << 64) - 1
 """What an integer of `custom_params` may be: what msgpack has."""
+
+
+class TextMode(IntFlag):
+    """How tokens become text, where not in the usual way; a sum of these."""
+
+    SPECIAL = 1
+    """Special tokens are shown."""
+    SPACED = 2
+    """Spaces are put around them."""
+    BEGINNING = 4
+    """The prompt shows nothing, so a text begins here; a space at its beginning is the tokenizer's."""
+
+
+ALL_MODES: Final = int(TextMode.SPECIAL | TextMode.SPACED | TextMode.BEGINNING)
+"""All of them together: the largest mode."""
 
 
 class SamplingParams(Struct, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -42,9 +59,11 @@ class SamplingParams(Struct, kw_only=True, frozen=True, omit_defaults=True, forb
         sampling_seed: 0 to 2**63 - 1. A draw depends on the seed and the position in the output alone, so the
             same seed gives the same text whatever else is in the batch. None: the front draws a seed.
         min_new_tokens: fewest output tokens before an end is possible; 0 to `max_new_tokens`.
-        stop: text that ends the output where it appears; one or several, none empty.
+        stop: text that ends the output where it appears; one or several, none empty. It is left out, and no
+            beginning of it is shown before.
         stop_token_ids: tokens that end the output.
-        stop_regex: patterns that end the output where one matches; one or several.
+        stop_regex: patterns that end the output once one matches; one or several. After each token they are
+            searched for in the output so far, as by `re.search`. What matched stays in the text.
         min_p: in [0, 1]; leave out tokens less probable than this share of the most probable one.
         frequency_penalty: in [-2, 2]; taken off a token's logit for each time it was put out.
         presence_penalty: in [-2, 2]; taken off the logit of every token that was put out.
@@ -57,8 +76,9 @@ class SamplingParams(Struct, kw_only=True, frozen=True, omit_defaults=True, forb
         ebnf: a grammar that the output obeys.
         structural_tag: tags and the schema of what is between them, as text.
         skip_special_tokens: leave special tokens out of the text.
-        spaces_between_special_tokens: put a space between them, where they are not left out.
-        no_stop_trim: leave what matched `stop`, `stop_regex` or `stop_token_ids` in the text.
+        spaces_between_special_tokens: put a space around them, where they are not left out and the model's
+            tokenizer does so; those that we read do not.
+        no_stop_trim: leave what matched `stop` or `stop_token_ids` in the text.
         custom_params: values for a custom logit processor, by name: scalars, lists of scalars, or flat maps
             of scalars.
         stream_interval: tokens between two deltas of a stream, >= 1. None: the engine's default.
@@ -213,9 +233,14 @@ def _fault_of_ends(params: SamplingParams, limits: Limits, vocab_size: int | Non
             return f"stop_regex {fault}"
         if fault := regex_budget_fault(patterns, limits):
             return f"stop_regex {fault}"
+        states = limits.stop_regex_states
         for place, pattern in enumerate(patterns):
-            if fault := _fault_of_pattern(pattern, limits):
-                return f"{_path('stop_regex', params.stop_regex, place)} {fault}"
+            if pattern in patterns[:place]:
+                continue
+            compiled = _compile(pattern, limits, states)
+            if isinstance(compiled, str):
+                return f"{_path('stop_regex', params.stop_regex, place)} {compiled}"
+            states -= compiled.size
     return None
 
 
@@ -227,14 +252,19 @@ def regex_budget_fault(patterns: Iterable[str], limits: Limits) -> str | None:
     return None
 
 
-def _fault_of_pattern(pattern: str, limits: Limits) -> str | None:
+def _compile(pattern: str, limits: Limits, states: int) -> Pattern | str:
+    """Return a pattern ready to be searched for, or what is wrong with it."""
     if fault := text_fault(pattern, limits.stop_regex_chars):
         return fault
     try:
-        re.compile(pattern)
+        return Pattern(pattern, states)
+    except PatternSizeError:
+        most = limits.stop_regex_states
+        return f"is {shown(pattern)}, which is too large; all patterns together may have {most} states"
+    except PatternError as error:
+        return f"is {shown(pattern)}, which {error}"
     except (re.error, OverflowError, RecursionError, Warning) as error:
         return f"is {shown(pattern)}, which is not a regular expression: {error}"
-    return None
 
 
 def _fault_of_constraints(params: SamplingParams, limits: Limits) -> str | None:

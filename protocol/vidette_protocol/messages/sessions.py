@@ -13,12 +13,16 @@ from vidette_protocol.messages.tags import Tag
 class SessionParams(Struct, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Where in a session a request goes on. A map on the wire, as it is one in JSON.
 
+    A streaming session always goes on behind its last request; it takes no other values than the defaults,
+    but for the id, and the rid of that one.
+
     Args:
         id: the session; None: none.
-        rid: the request to continue from or to replace; None: begin anew.
-        offset: position, in tokens, from which the prompt replaces what was there; None: at the end.
-        replace: the request takes the place of `rid`, and what followed that is dropped.
-        drop_previous_output: leave out what was generated before.
+        rid: the request to go on behind, which has come to its own end; None: begin anew.
+        offset: position, in tokens, from which the prompt replaces what was there; None or 0: at the end.
+        replace: what went on behind `rid` is dropped, or all there is, if that is None. A `rid` that is in
+            flight is ended, and its prompt gone on with.
+        drop_previous_output: leave out what `rid` has said.
     """
 
     id: str | None = None
@@ -33,9 +37,11 @@ class OpenSessionReqOutput(ControlOutput, tag=Tag.OPEN_SESSION_OUTPUT, kw_only=T
 
     Args:
         session_id: its id; None if it was not.
+        full: whether that is because so many are open.
     """
 
     session_id: str | None = None
+    full: bool = False
 
 
 class OpenSessionReqInput(ControlReq, tag=Tag.OPEN_SESSION, kw_only=True, frozen=True):

@@ -239,6 +239,8 @@ def _ids(batch: Batch, path: str, value: object) -> tuple[int, ...] | None:
     ids = integers(value, path)
     if fault := ids_fault(ids, batch.vocab_size):
         raise InvalidInput(path + fault, param=path + fault.partition(" ")[0])
+    if len(set(ids)) < len(ids):
+        refuse(path, f"has {next(one for place, one in enumerate(ids) if one in ids[:place])} twice")
     return ids or None
 
 

@@ -3,7 +3,8 @@
 Fronts ask replicas. A replica answers each question once, in whatever order it is done with them; each link
 is first in, first out. Callers leave at any moment, which is also what a deadline does to them. A replica may
 die: what it has not said yet is never said, what it has may still come until the front notes the death, and
-the front's next link to that replica is a new one.
+the front's next link to that replica is a new one. A question may be one that cannot be sent, which shows
+when it is to be: its caller hears that at once, and nobody will answer it.
 
 Rules: each caller hears exactly one thing, its own answer or that the replica is lost (1, 3), and nothing
 after it has left (2); in the end no table holds anything (7), and nobody waits for ever (9).
@@ -33,6 +34,7 @@ class CallBounds(NamedTuple):
         replicas: how many answer.
         kinds: how many kinds of questions there are.
         deaths: how often a replica dies, and is replaced.
+        unsendable: how many of the questions cannot be sent.
     """
 
     calls: int = 3
@@ -40,6 +42,7 @@ class CallBounds(NamedTuple):
     replicas: int = 1
     kinds: int = 1
     deaths: int = 0
+    unsendable: int = 0
 
 
 class Question(NamedTuple):
@@ -91,7 +94,7 @@ class CallWorld(Model):
         bounds: how large it is.
     """
 
-    __slots__ = ("_bounds", "callers", "deaths", "machines", "wires")
+    __slots__ = ("_bounds", "callers", "deaths", "machines", "unsent", "wires")
 
     def __init__(self, parts: CallParts = CallParts(), bounds: CallBounds = CallBounds()) -> None:  # noqa: B008  immutable
         super().__init__()
@@ -102,6 +105,7 @@ class CallWorld(Model):
         }
         self.callers: tuple[Caller, ...] = ()
         self.deaths = 0
+        self.unsent = 0
 
     def copy(self) -> Self:
         """Return an independent world in the same state."""
@@ -112,6 +116,7 @@ class CallWorld(Model):
         twin.wires = self.wires.copy()
         twin.callers = self.callers
         twin.deaths = self.deaths
+        twin.unsent = self.unsent
         return twin
 
     def key(self) -> tuple[object, ...]:
@@ -121,6 +126,7 @@ class CallWorld(Model):
             *self.wires.values(),
             self.callers,
             self.deaths,
+            self.unsent,
             self.faults,
         )
 
@@ -136,6 +142,8 @@ class CallWorld(Model):
                 for front, replica in self.wires
                 for kind in range(bounds.kinds)
             ]
+            if self.unsent < bounds.unsendable:
+                steps += [Step("ask in vain", (front, replica)) for front, replica in self.wires]
         steps += [
             Step("leave", (number,))
             for number, caller in enumerate(self.callers)
@@ -161,6 +169,11 @@ class CallWorld(Model):
         match step:
             case Step("ask", (front, replica, kind)):
                 self._ask(front, replica, kind)
+            case Step("ask in vain", (front, replica)):
+                self.unsent += 1
+                call = self.machines[front].ask("Kind0", replica)
+                self.machines[front].withdraw(call)
+                self.callers += (Caller(front, replica, 0, call, here=False),)
             case Step("leave", (number,)):
                 caller = self.callers[number]
                 self._set(number, caller._replace(here=False))
@@ -254,6 +267,12 @@ class CallWorld(Model):
                 return (
                     f"caller {len(self.callers)} asks question {caller.call} (Kind{kind})"
                     f" of replica {replica} by front {front}"
+                )
+            case Step("ask in vain", (front, replica)):
+                call = after.callers[-1].call
+                return (
+                    f"caller {len(self.callers)} would ask question {call} of replica {replica}"
+                    f" by front {front}, and it cannot be sent"
                 )
             case Step("leave", (number,)):
                 return f"caller {number} leaves"

@@ -15,8 +15,10 @@ from vidette_protocol.messages import (
     BatchTokenIDOutput,
     FinishReason,
     SchedulerLedger,
+    Served,
     SpeculativeMetrics,
     StrRow,
+    TextMode,
     TokenLogprobs,
     TokenRow,
     pack_f32,
@@ -63,13 +65,14 @@ SHARED: dict[str, object] = {
     "reason": STOP,
     "logprobs": TokenLogprobs(output_token_logprobs_val=pack_f32([-1.0, -2.0])),
     "spec": SpeculativeMetrics(2, 3, (1, 1)),
+    "served": Served(3),
 }
 
 
 def test_all_that_a_row_of_tokens_says_a_row_of_text_says_as_well(detokenizer: Detokenizer) -> None:
     assert SHARED.keys() == set(TokenRow.__struct_fields__) & set(StrRow.__struct_fields__)
     assert set(StrRow.__struct_fields__) - SHARED.keys() == {"text"}
-    assert set(TokenRow.__struct_fields__) - SHARED.keys() == {"decoded_text"}
+    assert set(TokenRow.__struct_fields__) - SHARED.keys() == {"decoded_text", "held", "mode"}
     (row,) = step(detokenizer, TokenRow(**SHARED))  # type: ignore[arg-type]
     assert {name: value for name, value in msgspec.structs.asdict(row).items() if name != "text"} == SHARED
 
@@ -77,6 +80,40 @@ def test_all_that_a_row_of_tokens_says_a_row_of_text_says_as_well(detokenizer: D
 def test_text_that_the_scheduler_decided_on_goes_before_that_of_the_tokens(detokenizer: Detokenizer) -> None:
     rows = [TokenRow(1, 0, ids("b"), decoded_text="a"), TokenRow(2, 0, ids("c"), STOP, decoded_text="x")]
     assert [row.text for row in step(detokenizer, *rows)] == ["ab", "xc"]
+
+
+def test_what_is_held_back_comes_later_or_never(detokenizer: Detokenizer) -> None:
+    texts = [
+        step(detokenizer, row)[0].text
+        for row in (
+            TokenRow(1, 0, ids("see <"), held=1),
+            TokenRow(1, 5, ids("en"), held=3),
+            TokenRow(1, 7, ids("tries<")),
+            TokenRow(1, 13, ids("en"), held=2),
+            TokenRow(1, 15, ids("d> of"), STOP, held=7),
+        )
+    ]
+    assert texts == ["see ", "", "<entries<", "", ""]
+    assert len(detokenizer) == 0
+
+
+def test_an_end_that_cuts_nothing_off_says_what_was_held_back(detokenizer: Detokenizer) -> None:
+    step(detokenizer, TokenRow(1, 0, ids("a<en"), held=3))
+    assert step(detokenizer, TokenRow(1, 4, (), ABORT))[0].text == "<en"
+
+
+def test_the_first_row_says_how_tokens_become_text(detokenizer: Detokenizer) -> None:
+    rows = [TokenRow(1, 0, (65, 256), mode=TextMode.SPECIAL), TokenRow(2, 0, (65, 256))]
+    assert [row.text for row in step(detokenizer, *rows)] == ["A<eos>", "A"]
+    rows = [TokenRow(1, 2, (256,)), TokenRow(2, 2, (256,))]
+    assert [row.text for row in step(detokenizer, *rows)] == ["<eos>", ""]
+
+
+def test_holding_back_what_was_said_is_a_fault_of_the_scheduler(detokenizer: Detokenizer) -> None:
+    step(detokenizer, TokenRow(1, 0, ids("abc"), held=1))
+    with pytest.raises(RemoteProtocolError) as caught:
+        step(detokenizer, TokenRow(1, 3, ids("d"), STOP, held=3))
+    assert str(caught.value) == "vid 1: 3 bytes are held back, of which 2 have not been said"
 
 
 def test_a_character_goes_out_with_the_step_that_completes_it(detokenizer: Detokenizer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import anyio
@@ -69,6 +70,9 @@ class AsciiTokenizer:
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.array([ord(character) for character in text.strip()], dtype=np.int32)
 
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        return min(enough, len(text.strip()))
+
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
 
@@ -105,8 +109,10 @@ class Front:
         max_requests: int = 100,
         front_id: int = 0,
         max_total_tokens: int = 100,
+        detokenizers: int = 1,
         **more: Any,
     ) -> None:
+        self._count = detokenizers
         self._codec = Codec(sends=SCHEDULER_TO_FRONT, receives=FRONT_TO_SCHEDULER)
         self.offload = FakeOffload()
         self.ready = Ready(role="scheduler", max_total_tokens=max_total_tokens)
@@ -124,23 +130,28 @@ class Front:
         """What ended the hearing of one of the links."""
         self._tasks: anyio.abc.TaskGroup | None = None
 
-    def _new_ring(self) -> tuple[Link, Link]:
+    def _new_ring(self) -> tuple[Link, list[Link]]:
         """Play another ring from here on; return the front's links to it."""
         scheduler, self.scheduler_channel = RecordingChannel.pair()
-        detokenizer, self.detokenizer_channel = RecordingChannel.pair()
+        texts = [RecordingChannel.pair() for _ in range(self._count)]
         self.posted = scheduler.posted
         """Frames that were sent to the scheduler."""
         self._read = 0
         self.scheduler = Link(
             self.scheduler_channel, self._codec, role="scheduler", peer="front", opened=True
         )
-        self.detokenizer = Link(
-            self.detokenizer_channel,
-            Codec(sends=DETOKENIZER_TO_FRONT, receives=FRONT_TO_DETOKENIZER),
-            role="detokenizer",
-            peer="front",
-            opened=True,
-        )
+        self.detokenizers = [
+            Link(
+                theirs,
+                Codec(sends=DETOKENIZER_TO_FRONT, receives=FRONT_TO_DETOKENIZER),
+                role="detokenizer",
+                peer="front",
+                opened=True,
+            )
+            for _, theirs in texts
+        ]
+        self.detokenizer = self.detokenizers[0]
+        self.detokenizer_channel = texts[0][1]
         return (
             Link(
                 scheduler,
@@ -149,13 +160,16 @@ class Front:
                 peer="scheduler",
                 opened=True,
             ),
-            Link(
-                detokenizer,
-                Codec(sends=FRONT_TO_DETOKENIZER, receives=DETOKENIZER_TO_FRONT),
-                role="front",
-                peer="detokenizer",
-                opened=True,
-            ),
+            [
+                Link(
+                    ours,
+                    Codec(sends=FRONT_TO_DETOKENIZER, receives=DETOKENIZER_TO_FRONT),
+                    role="front",
+                    peer="detokenizer",
+                    opened=True,
+                )
+                for ours, _ in texts
+            ],
         )
 
     def attach(self) -> None:
@@ -165,7 +179,8 @@ class Front:
 
     def _hear(self) -> None:
         assert self._tasks is not None
-        self._tasks.start_soon(self.hear, self.manager.hear_detokenizer)
+        for shard in range(self._count):
+            self._tasks.start_soon(self.hear, partial(self.manager.hear_detokenizer, shard))
         self._tasks.start_soon(self.hear, self.manager.hear_scheduler)
 
     def sent(self) -> list[Message]:
@@ -174,9 +189,15 @@ class Front:
         self._read += len(new)
         return [self._codec.decode(frame) for frame in new]
 
-    def say(self, *rows: StrRow, ledger: SchedulerLedger | None = None, detokenizer_open: int = 0) -> None:
-        """Let the detokenizer say what a step made."""
-        self.detokenizer.post(
+    def say(
+        self,
+        *rows: StrRow,
+        ledger: SchedulerLedger | None = None,
+        detokenizer_open: int = 0,
+        shard: int = 0,
+    ) -> None:
+        """Let a detokenizer say what a step made."""
+        self.detokenizers[shard].post(
             BatchStrOutput.from_rows(list(rows), ledger or SchedulerLedger(), detokenizer_open)
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 
 import anyio
 import anyio.lowlevel
@@ -24,7 +24,7 @@ from vidette.front.admission import (
 )
 from vidette.models.toy_tokenizer import ToyTokenizer
 from vidette_protocol.ids import Vid
-from vidette_protocol.messages import AbortReq, GenerateItem, SamplingParams, StrRow
+from vidette_protocol.messages import AbortReq, GenerateItem, GenerateReqInput, SamplingParams, StrRow
 
 
 def admission(max_requests: int = 100, max_tokens: int = 100) -> Admission:
@@ -41,18 +41,21 @@ def admission(max_requests: int = 100, max_tokens: int = 100) -> Admission:
 @given(text=st.text(max_size=50))
 def test_no_text_has_more_tokens_than_it_counts_with(text: str) -> None:
     """For every text: the bound is not below its tokens, nor below its bytes and one token in front."""
-    assert len(ToyTokenizer().encode(text)) <= most_tokens(text)
-    assert len(text.encode("utf-8", "surrogatepass")) + 1 <= most_tokens(text)
+    nbytes = len(text.encode("utf-8", "surrogatepass"))
+    assert len(ToyTokenizer().encode(text)) <= most_tokens(text, 1000) == nbytes + 1
+    assert most_tokens(text, 20) == min(nbytes + 1, 20)
 
 
 @pytest.mark.parametrize(
     ("prompt", "wanted", "tokens"),
     [
         ("abc", 5, 1 + 3 + 5),
-        ("é", 5, 1 + 4 + 5),
+        ("é", 5, 1 + 2 + 5),
+        ("\ud800", 5, 1 + 3 + 5),
         ("abc", 99, 100),
         ("abc", None, 100),
-        ("a" * 500, 5, 501),  # it will not fit, but it is there
+        ("a" * 500, 5, 100),  # fewer tokens than bytes, or it is refused: it comes to hold no more
+        ("é" * 60, 5, 100),
         ([1, 2, 3], 5, 8),
         ([1, 2, 3], None, 100),
         ([1] * 99, 5, 100),
@@ -92,6 +95,7 @@ async def test_what_is_too_large_for_all_is_let_in_when_nothing_lives() -> None:
     counted.admit(Vid(1), 1000)
     with pytest.raises(Overloaded):
         counted.check([1], None)
+    counted.check([1000], None, replaced=Vid(1))
     counted.admit(Vid(1), 50)  # as it turns out
     counted.check([50], None)
 
@@ -99,14 +103,28 @@ async def test_what_is_too_large_for_all_is_let_in_when_nothing_lives() -> None:
 async def test_a_conversation_counts_while_it_is_rendered() -> None:
     counted = admission(max_requests=2)
     messages = [{"role": "user", "content": "é" * 10}]
-    with counted.rendering(messages):
-        assert (counted.tokens, len(counted)) == (5 + 41, 1)
-        with counted.rendering(messages):
+    with counted.rendering(messages, 100):
+        assert (counted.tokens, len(counted)) == (5 + 21, 1)
+        with counted.rendering(messages, 100):
             with pytest.raises(Overloaded, match=r"^2 requests live"):
                 counted.check([1], None)
-        with pytest.raises(Overloaded, match=r"^1 requests live, which may take 46 tokens"):
-            counted.check([55], None)
+        with pytest.raises(Overloaded, match=r"^1 requests live, which may take 26 tokens"):
+            counted.check([75], None)
+    with counted.rendering([{"content": "é" * 1000}, *messages], 40):
+        assert counted.tokens == 40  # more of it would not fit
     assert (counted.tokens, len(counted)) == (0, 0)
+
+
+async def test_who_takes_the_place_of_another_needs_no_more_room_than_is_left_without_it() -> None:
+    counted = admission(max_requests=2)
+    counted.admit(Vid(1), 70)
+    counted.admit(Vid(2), 20)
+    counted.check([80], None, replaced=Vid(1))
+    with pytest.raises(Overloaded, match=r"^1 other requests live, which may take 20 tokens, and 81 are"):
+        counted.check([81], None, replaced=Vid(1))
+    counted.admit(Vid(3), 5)  # in the place of the first, whose end is on its way
+    with pytest.raises(Overloaded, match=r"^2 other requests live; at most 2 may"):
+        counted.check([1], None, replaced=Vid(3))
 
 
 def test_when_another_try_is_sensible_is_told_by_how_requests_have_ended() -> None:
@@ -131,6 +149,35 @@ def test_when_another_try_is_sensible_is_told_by_how_requests_have_ended() -> No
         assert retry_after(1000) == LONGEST_RETRY
         await anyio.sleep(3)
         assert retry_after(1) == pytest.approx(3)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_time_in_which_nothing_lives_does_not_put_another_try_off(at_once: int) -> None:
+    async def main() -> None:
+        counted = admission(max_requests=at_once)
+        vids = iter(map(Vid, range(1000)))
+        for _ in range(ENDS_REMEMBERED):  # two seconds each, and a minute of rest
+            living = [next(vids) for _ in range(at_once)]
+            for vid in living:
+                counted.admit(vid, 1)
+            await anyio.sleep(2)
+            for vid in living:
+                counted.end(vid)
+            await anyio.sleep(60)
+        with ExitStack() as stack:  # before any other lives
+            for _ in range(at_once):
+                stack.enter_context(counted.rendering([], 100))
+            with pytest.raises(Overloaded) as caught:
+                counted.check([1], None)
+            assert caught.value.retry_after <= 2
+        for _ in range(at_once):
+            counted.admit(next(vids), 1)
+        await anyio.sleep(2)
+        with pytest.raises(Overloaded) as caught:
+            counted.check([1], None)
+        assert caught.value.retry_after == pytest.approx(2 / at_once)
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
@@ -172,6 +219,43 @@ async def test_a_refusal_comes_before_anything_is_tokenised_and_leaves_nothing()
             await front.manager.render_chat([{"role": "user", "content": "x" * 30}])
         assert (front.offload.begun, front.sent(), len(front.manager)) == (0, [], 1)
         assert front.manager._admission.tokens == 10
+
+
+async def test_a_text_that_cannot_fit_is_refused_before_it_counts_or_is_tokenised() -> None:
+    async with Front.serving(max_queued_tokens=100) as front:
+        for prompt in ("x" * 100, "x" * 100_000):
+            with pytest.raises(UsageError, match=r"has at least 100 tokens; at most 99 fit$") as caught:
+                async with front.manager.generate(ask(prompt)):
+                    pytest.fail("it is let in")
+            assert (caught.value.param, caught.value.code) == ("text", "context_length_exceeded")
+        group = GenerateReqInput(text=["x", "x" * 100], sampling_params=SamplingParams(max_new_tokens=1))
+        with pytest.raises(UsageError, match="at least 100 tokens"):
+            async with front.manager.generate_group(group):
+                pytest.fail("they are let in")
+        assert (front.offload.begun, front.sent(), len(front.manager._admission)) == (0, [], 0)
+        async with front.manager.generate(ask("x" * 99, max_new_tokens=1)):
+            pass
+
+
+@pytest.mark.parametrize("by", ["text", "conversation"])
+async def test_while_a_text_becomes_a_prompt_it_takes_no_more_than_the_longest_that_fits(by: str) -> None:
+    async with Front.serving(max_queued_tokens=220) as front, anyio.create_task_group() as tasks:
+        front.offload.gate = gate = anyio.Event()
+        long = " " * 100_000 + "x"  # of one token, which shows when it is tokenised
+
+        async def make() -> None:
+            if by == "text":
+                async with front.manager.generate(ask(long)):
+                    pass
+            else:
+                await front.manager.render_chat([{"role": "user", "content": long}])
+
+        tasks.start_soon(make)
+        tasks.start_soon(make)
+        await front.until(lambda: front.offload.begun == 2)
+        assert front.manager._admission.tokens == 200
+        async with front.manager.generate(ask([1] * 5)):
+            gate.set()
 
 
 async def test_what_is_refused_for_another_reason_is_not_counted() -> None:
@@ -221,6 +305,22 @@ async def test_a_request_that_takes_the_place_of_another_counts_beside_it_until_
                     front.say(StrRow(new.vid, 0, (), STOP, ""))
                     await new.read()
                 assert (counted.tokens, len(counted)) == (0, 0)
+                await old.read()
+
+
+async def test_a_request_that_takes_the_place_of_another_needs_no_room_beside_it() -> None:
+    async with Front.serving(max_queued_tokens=19) as front:
+        counted = front.manager._admission
+        with pytest.raises(RequestReplaced):
+            async with front.manager.generate(ask([1] * 5, rid="mine")) as old:
+                with pytest.raises(Overloaded):
+                    async with front.manager.generate(ask([1] * 5, rid="another"), replace=True):
+                        pytest.fail("it is let in")
+                async with front.manager.generate(ask([1] * 5, rid="mine"), replace=True):
+                    assert counted.tokens == 20
+                    with pytest.raises(Overloaded):  # so what is replaced over and over is bounded
+                        async with front.manager.generate(ask([1] * 5, rid="mine"), replace=True):
+                            pytest.fail("it is let in")
                 await old.read()
 
 

@@ -37,10 +37,26 @@ async def test_it_goes_round_with_what_is_wanted_and_this_process_is_the_last() 
         there, further = GcState(0.5, 10), GcState(0.25, 20)
         answer = FreezeGCReq(id=1, duration_s=60.0, scheduler=there, detokenizer=further)
         report = await freeze(front, wanted, answer)
-        assert (report.scheduler, report.detokenizer) == (there, further)
+        assert (report.scheduler, report.detokenizers) == (there, (further,))
         assert report.front.frozen >= gc.get_freeze_count() > 0
         wanted = FreezeGCReq(id=2, unfreeze=True)
         assert (await freeze(front, wanted, wanted)).front.frozen == gc.get_freeze_count() == 0
+
+
+async def test_nothing_stays_frozen_if_the_engine_is_closed_while_the_answer_comes() -> None:
+    """The collector is closed behind the answer, and before its caller has had his turn."""
+    async with Front.serving() as front:
+        reports: list[GcReport] = []
+
+        async def ask() -> None:
+            reports.append(await front.manager.calls.freeze_gc())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await front.until(lambda: front.sent() == [FreezeGCReq(id=1)])
+            front.manager._questions.settle(FreezeGCReq(id=1, scheduler=GcState(0.5, 10)))
+            front.manager.end(LOST)
+        assert [report.front.frozen for report in reports] == [gc.get_freeze_count()] == [0]
 
 
 @pytest.mark.parametrize("seconds", [-0.1, float("nan"), LONGEST_FREEZE_SECONDS + 1])

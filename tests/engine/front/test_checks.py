@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidette.errors import UsageError
-from vidette.front.checks import check_ids, check_known, check_request, settle_sampling
+from vidette.front.checks import check_ids, check_known, check_request, settle, settle_sampling
 from vidette_protocol.limits import Limits
 from vidette_protocol.messages import GenerateItem, GenerateReqInput, SamplingParams
 from vidette_protocol.messages.sampling import MAX_SEED
@@ -154,7 +154,15 @@ def test_what_is_settled_fits_and_leaves_nothing_open(
     wanted: int | None, prompt: int, most: int, seed: int | None
 ) -> None:
     """Either prompt and output fit together, and all that was open is set, or the request is refused."""
-    params = SamplingParams(max_new_tokens=wanted, sampling_seed=seed, temperature=0.3, top_k=7)
+    params = SamplingParams(
+        max_new_tokens=wanted,
+        sampling_seed=seed,
+        temperature=0.3,
+        top_k=7,
+        stream_interval=3,
+        stop=["x"],
+        logit_bias={1: 2.0},
+    )
     drawn = 4711
     if prompt >= most or (wanted is not None and prompt + wanted > most):
         with pytest.raises(UsageError) as caught:
@@ -190,6 +198,30 @@ def test_fewest_tokens_that_do_not_fit_are_refused() -> None:
         settle_sampling(params, 4, 10)
     assert caught.value.param == "min_new_tokens"
     assert settle_sampling(params, 3, 10).max_new_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("fields", "told", "each"),
+    [
+        ({}, 0, 8),
+        ({"logprob_start_len": 3}, 4, 8),
+        ({"logprob_start_len": 9}, 0, 8),
+        ({"top_logprobs_num": 5}, 0, 48),
+        ({"token_ids_logprob": (1, 2)}, 1, 16),
+        ({"logprob_start_len": 0, "top_logprobs_num": 1, "token_ids_logprob": (1,)}, 7, 20),
+    ],
+)
+def test_log_probabilities_have_a_bound(fields: dict[str, Any], told: int, each: int) -> None:
+    params = SamplingParams(max_new_tokens=10)
+    item = GenerateItem(rid="a", sampling_params=params, return_logprob=True, **fields)
+    total = (told + 10) * each
+    assert settle(item, 7, 100, total).max_new_tokens == 10
+    with pytest.raises(
+        UsageError, match=f"about {told} tokens .* {each} bytes each and {total} toget"
+    ) as caught:
+        settle(item, 7, 100, total - 1)
+    assert caught.value.param == "return_logprob"
+    assert settle(msgspec.structs.replace(item, return_logprob=False), 7, 100, 0).max_new_tokens == 10
 
 
 def test_a_seed_is_drawn_from_all_that_there_are() -> None:

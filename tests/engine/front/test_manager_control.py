@@ -6,10 +6,10 @@ import anyio
 import pytest
 from tests.engine.front.conftest import Front, ask
 
-from vidette.errors import EngineBroken, EngineClosed, Error, Overloaded
+from vidette.errors import EngineBroken, EngineClosed, Error, Overloaded, UsageError
 from vidette.front.questions import MAX_QUESTIONS
 from vidette_fuzz.samples import SAMPLES
-from vidette_protocol.errors import RemoteProtocolError
+from vidette_protocol.errors import LocalProtocolError, RemoteProtocolError
 from vidette_protocol.messages import (
     ControlOutput,
     ControlReq,
@@ -49,6 +49,24 @@ async def test_no_more_is_asked_than_answers_may_be_due() -> None:
         with anyio.move_on_after(0):
             await front.manager.heartbeat()
         assert len(front.manager._questions) == MAX_QUESTIONS
+
+
+async def test_the_heartbeat_of_the_front_itself_is_never_refused() -> None:
+    """However many answers are due from a ring that stands still, that it does is noticed."""
+    async with Front.serving() as front:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(MAX_QUESTIONS):
+                tasks.start_soon(front.manager.calls.control, GetInternalStateReq(id=0))
+            await asked(front, MAX_QUESTIONS)
+            tasks.cancel_scope.cancel()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(front.manager.pulse.run)
+            await front.until(lambda: front.manager.pulse.silence_s > 0)
+            (heartbeat,) = front.sent()
+            assert isinstance(heartbeat, HeartbeatReq)
+            front.detokenizer.post(heartbeat)
+            await front.until(lambda: front.manager.pulse.heard_s is not None)
+            tasks.cancel_scope.cancel()
 
 
 async def test_answers_that_come_after_the_end_are_read_and_are_not_wrong() -> None:
@@ -217,6 +235,34 @@ async def test_without_any_deadline_none_travels() -> None:
         await front.until(lambda: len(front.posted) == 1)
         assert front.sent() == [GetInternalStateReq(id=1)]
         tasks.cancel_scope.cancel()
+
+
+# --- what cannot be sent ---------------------------------------------------------------------------
+
+
+def refuse_long(front: Front) -> None:
+    """Have the link to the scheduler refuse what is posted, as it does with what is too long for a frame."""
+    link = front.manager._scheduler
+
+    def post(message: object) -> None:
+        raise LocalProtocolError("a frame of 67108999 bytes; 67108864 is the limit")
+
+    link.post = post  # type: ignore[method-assign]
+
+
+async def test_a_question_that_is_too_long_is_an_error_of_use_and_leaves_nothing() -> None:
+    async with Front.serving() as front:
+        refuse_long(front)
+        for _ in range(3):
+            with pytest.raises(UsageError, match=r"^FlushCacheReqInput cannot be sent: a frame of 67108999 "):
+                await front.manager.calls.control(FlushCacheReqInput(id=0))
+            with pytest.raises(LocalProtocolError):
+                front.manager.calls.tell(FlushCacheReqInput(id=0))
+        assert not front.manager._questions
+        assert front.manager._questions._waiting == {}
+        front.scheduler.post(FlushCacheReqOutput(id=1))  # nothing is due
+        await front.until(lambda: front.fault is not None)
+        assert "answers nothing that is due" in str(front.fault)
 
 
 # --- faults ----------------------------------------------------------------------------------------

@@ -131,14 +131,14 @@ async def test_more_than_there_is_room_for_refuses_all() -> None:
     ("request_", "message"),
     [
         (ask_many("x", "  "), "text has no tokens"),
-        (ask_many("x", "y" * 100), "the prompt has 100 tokens; at most 99 fit"),
+        (ask_many("x", "y" * 100), "the prompt has at least 100 tokens; at most 99 fit"),
         (ask_many("x", "y", temperature=-1.0), "temperature is -1.0"),
         (ask_many("x", "y", rid=["a", "a"]), "more than once"),
         (ask_many(), "text is"),
         (ask_many("x", n=129), "n is 129"),
         (GenerateReqInput(input_ids=[[1, 2], [128]]), r"input_ids\[0\] is 128"),
-        (ask_many("x", "y", min_new_tokens=2), "min_new_tokens"),
-        (GenerateReqInput(text=["x", "y"], return_logprob=[False, True]), "return_logprob"),
+        (ask_many("x", "y", min_new_tokens=6), "min_new_tokens"),
+        (GenerateReqInput(text=["x", "y"], lora_path=[None, "l"]), "lora_path"),
     ],
 )
 async def test_one_that_cannot_be_served_refuses_all(request_: GenerateReqInput, message: str) -> None:

@@ -13,9 +13,9 @@ import trio.testing
 from numpy.typing import NDArray
 from tests.engine.front.conftest import DEADLINE, AsciiTokenizer, Front, ask
 
-from vidette.errors import PromptTimeout
+from vidette.errors import Overloaded, PromptTimeout
 from vidette.front.offload import ThreadOffload
-from vidette.front.prompts import Prompts
+from vidette.front.prompts import LONG_TEXT_CHARS, LONG_TEXTS_CHARS, Prompts
 from vidette_protocol.messages import GenerateItem, SamplingParams
 
 
@@ -71,6 +71,28 @@ async def test_what_takes_too_long_is_refused_and_keeps_its_place_until_it_has_e
         tokenizer.go_on.set()
         patient = Prompts(tokenizer, prompts._offload, vocab_size=128, timeout=DEADLINE)
         assert bytes((await patient.tokenise(item("quick"))).cast("i").tolist()) == b"quick"
+
+
+async def test_long_texts_wait_in_a_bounded_number_and_short_ones_are_taken_all_the_same() -> None:
+    front = Front()
+    offload = front.offload
+    prompts = Prompts(AsciiTokenizer(), offload, vocab_size=128, timeout=DEADLINE)
+    offload.gate = anyio.Event()
+    too_long = " " * LONG_TEXTS_CHARS + "x"
+    long = " " * LONG_TEXT_CHARS + "x"
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(prompts.tokenise, item(too_long))  # taken: there is no other
+            await front.until(lambda: offload.begun == 1)
+            with pytest.raises(Overloaded, match=f"made of {len(too_long)} characters, and {len(long)} more"):
+                await prompts.tokenise(item(long))
+            with pytest.raises(Overloaded):
+                await prompts.render([{"role": "user", "content": long[:40_000]}] * 2)
+            tasks.start_soon(prompts.tokenise, item(long[1:]))
+            tasks.start_soon(prompts.render, [{"role": "user", "content": "x" * (LONG_TEXT_CHARS - 4)}])
+            await front.until(lambda: offload.begun == 3)
+            offload.gate.set()
+        assert len(await prompts.tokenise(item(long))) == 4
 
 
 def test_a_request_whose_prompt_takes_too_long_leaves_nothing() -> None:

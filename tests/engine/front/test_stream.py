@@ -187,6 +187,26 @@ async def test_a_second_reader_is_refused_while_one_waits(stream: Stream) -> Non
     assert (await anext(stream)).text == "for anyone"
 
 
+@pytest.mark.parametrize("reason", [STOP, None])
+async def test_a_second_reader_is_refused_while_one_takes_what_has_come(
+    stream: Stream, reason: FinishReason | None
+) -> None:
+    stream.deliver(row("for one", 1, reason=reason))
+    heard: list[str] = []
+
+    async def take() -> None:
+        try:
+            heard.append((await anext(stream)).text)
+        except anyio.BusyResourceError:
+            heard.append("busy")
+
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            tasks.start_soon(take)
+    assert sorted(heard) == ["busy", "for one"]
+
+
 async def test_a_failure_is_raised_anew_each_time(stream: Stream) -> None:
     stream.fail(closed)
     errors: list[Error] = []
@@ -217,6 +237,34 @@ async def test_the_first_failure_that_is_read_has_its_cause(stream: Stream) -> N
     with pytest.raises(EngineBroken) as caught:
         await anext(stream)
     assert caught.value.__cause__ is cause
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "kind"),
+    [
+        (FAILED, 500, "internal_error"),
+        (FinishReason("error", message="no", status_code=400), 400, "invalid_request_error"),
+        (
+            FinishReason("error", message="no", status_code=503, err_type="waiting_timeout"),
+            503,
+            "service_unavailable",
+        ),
+        (
+            FinishReason("error", message="no", status_code=504, err_type="deadline_exceeded"),
+            504,
+            "timeout_error",
+        ),
+        (FinishReason("error", message="no", status_code=-1), 500, "internal_error"),
+    ],
+)
+async def test_an_error_of_the_request_has_the_status_that_the_scheduler_gave_it(
+    stream: Stream, reason: FinishReason, status: int, kind: str
+) -> None:
+    stream.deliver(row("", reason=reason))
+    with pytest.raises(RequestError) as caught:
+        await stream.read()
+    assert (caught.value.status, caught.value.kind) == (status, kind)
+    assert caught.value.code == reason.err_type
 
 
 # --- cancellation ----------------------------------------------------------------------------------

@@ -166,6 +166,21 @@ def test_a_poisoned_row_does_not_touch_the_others(
     assert logits[1].isnan().all()
 
 
+def test_copied_blocks_are_as_good_as_computed_ones(model: Llama, make_plan: Callable[..., StepPlan]) -> None:
+    tokens = list(np.random.default_rng(2).integers(0, 260, 40))
+    _poison(model)
+    model.forward(make_plan([(tokens, 0, [7, 2, 9])]))
+    expected = model.forward(make_plan([([5], 40, [7, 2, 9])]))
+    copies = model.export_blocks([7, 2, 9])
+    assert copies.shape == (3, 2 * LAYERS, BLOCK_SIZE * KV_HEADS * HEAD_DIM)
+    assert copies[:2].nbytes == 2 * BLOCK_SIZE * model.info.kv_bytes_per_token
+    _poison(model)
+    model.import_blocks([4, 8], copies[:2])
+    model.import_blocks([1], copies[2:])
+    assert torch.equal(model.forward(make_plan([([5], 40, [4, 8, 1])])), expected)
+    assert model.export_blocks([8, 4])[::-1].tobytes() == copies[:2].tobytes()
+
+
 def test_an_untied_and_a_tied_head(tmp_path: Path, write_gguf: Callable[..., Path], make_plan: Any) -> None:
     path = write_gguf(tmp_path / "tied.gguf", tied=True)
     assert "output.weight" not in GGUFFile(path).tensors

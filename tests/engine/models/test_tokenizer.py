@@ -174,6 +174,44 @@ def test_bytes_alone_spell_any_text(text: str, tiny: Both) -> None:
     assert tiny.spelled(tiny.tokenizer.encode(text)) == text.encode("utf-8", "replace")
 
 
+@pytest.mark.real_model
+@settings(deadline=None, max_examples=300)
+@given(
+    text=st.text(max_size=100) | st.text(alphabet="-=\n \x04\U00040000", max_size=300),
+    times=st.integers(1, 50),
+)
+def test_no_text_has_fewer_tokens_than_it_is_said_to_have(text: str, times: int, real: Both) -> None:
+    """For every text: what is told of it without tokenising it is not more than its tokens."""
+    text *= times
+    told = real.tokenizer.fewest_tokens(text, 1000)
+    assert told <= len(real.tokenizer.encode(text))
+    assert real.tokenizer.fewest_tokens(text, 3) <= min(3, told)
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize(
+    ("text", "fewest", "tokens"),
+    [
+        ("é " * 5000, 186, 5001),  # 15,000 bytes, of which the longest token has 81
+        ("\x04" * 5000 + "a", 1, 1),  # a byte that vanishes
+        ("\n" + " " * 80, 1, 1),
+        ("", 0, 0),
+    ],
+)
+def test_how_few_tokens_a_text_may_have(text: str, fewest: int, tokens: int, real: Both) -> None:
+    assert real.tokenizer.fewest_tokens(text, 1000) == fewest
+    assert real.tokenizer.fewest_tokens(text, 100) == min(fewest, 100)
+    assert len(real.tokenizer.encode(text)) == tokens
+
+
+@settings(deadline=None)
+@given(text=st.lists(st.sampled_from(["<|im_end|>", "<user é>", " th", "é", "\ud800"])).map("".join))
+def test_special_tokens_count_with_their_names(text: str, tiny: Both) -> None:
+    """For every text: as above, with a vocabulary whose longest tokens are found by their names."""
+    assert tiny.tokenizer._longest == len("<|im_end|>")
+    assert tiny.tokenizer.fewest_tokens(text, 1000) <= len(tiny.tokenizer.encode(text))
+
+
 @settings(deadline=None)
 @given(ids=st.lists(st.integers(0, 258)))
 def test_tiny_token_bytes_decode_like_tokenizers(ids: list[int], tiny: Both) -> None:
@@ -224,7 +262,14 @@ def test_digits_are_cut_apart_only_for_smollm(tmp_path: Path, write_gguf: Callab
 @pytest.mark.parametrize(
     ("metadata", "fault"),
     [
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer 'llama' is not supported; 'gpt2' is"),
+        (
+            {"tokenizer.ggml.model": "bert"},
+            "tokenizer 'bert' is not supported; 'gpt2' and 'llama' are",
+        ),
+        (
+            {"tokenizer.ggml.model": "llama"},
+            "text cannot be tokenized for a 'llama' vocabulary; 'gpt2' is supported",
+        ),
         ({"tokenizer.ggml.pre": "tekken"}, "'tekken' is not supported; supported are gpt-2, smollm"),
         ({"tokenizer.ggml.pre": None}, r"the metadata has no tokenizer\.ggml\.pre"),
         ({"tokenizer.ggml.tokens": None}, r"tokenizer\.ggml\.tokens is absent"),

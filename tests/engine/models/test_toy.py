@@ -26,6 +26,7 @@ from vidette.models.toy import ToyModel
 from vidette.models.toy_tokenizer import TOY_EOS_ID, ToyTokenizer, toy_token_table
 
 SOURCE = resolve("toy")
+PIECES = ["<eos>", "<|user|>", "<|assistant|>", "a", "é", "<", "\ud800"]
 CONTEXTS = st.lists(st.integers(0, 259), min_size=1, max_size=60)
 
 
@@ -43,6 +44,14 @@ def logits_of(make_plan: Callable[..., StepPlan]) -> Callable[[list[int]], torch
         return model.forward(make_plan([(tokens, 0, range(4))]))[0]
 
     return logits
+
+
+@given(text=st.lists(st.sampled_from(PIECES)).map("".join))
+def test_no_text_has_fewer_tokens_than_it_is_said_to_have(text: str) -> None:
+    """For every text: what is told of it without tokenising it is not more than its tokens."""
+    assert ToyTokenizer().fewest_tokens(text, 1000) <= len(ToyTokenizer().encode(text))
+    assert ToyTokenizer().fewest_tokens("<|assistant|>" * 7, 1000) == 7
+    assert ToyTokenizer().fewest_tokens("<|assistant|>" * 7, 5) == 5
 
 
 def test_it_is_what_its_info_says() -> None:
@@ -108,6 +117,20 @@ def test_a_wrong_block_changes_the_logits(make_plan: Callable[..., StepPlan]) ->
         assert not torch.equal(model.forward(make_plan([([7], len(tokens), wrong)])), right)
     model.forward(make_plan([([1], 0, [5])]))  # somebody else writes into a block of ours
     assert not torch.equal(model.forward(make_plan([([7], len(tokens), [3, 5, 9])])), right)
+
+
+def test_copied_blocks_are_as_good_as_computed_ones(make_plan: Callable[..., StepPlan]) -> None:
+    model = _model()
+    tokens = list(range(40))
+    model.forward(make_plan([(tokens, 0, [7, 2, 9])]))
+    expected = model.forward(make_plan([([5], 40, [7, 2, 9])]))
+    copies = model.export_blocks([7, 2, 9])
+    other = _model()
+    other.import_blocks([4, 8], copies[:2])
+    other.import_blocks([1], copies[2:])
+    assert torch.equal(other.forward(make_plan([([5], 40, [4, 8, 1])])), expected)
+    copies[:] = 0
+    assert torch.equal(model.forward(make_plan([([5], 40, [7, 2, 9])])), expected)
 
 
 def test_logits_only_where_they_are_wanted(make_plan: Callable[..., StepPlan]) -> None:

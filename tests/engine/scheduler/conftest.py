@@ -9,19 +9,25 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from vidette.models import BLOCK_SIZE, ModelInfo, StepPlan
+from vidette.models import BLOCK_SIZE, ModelInfo, StepPlan, TokenTable
+from vidette.models.toy import ToyModel
+from vidette.models.toy_tokenizer import toy_token_table
 from vidette.scheduler.loop import Command, Effects, StepLoop
+from vidette.scheduler.options import LoopOptions
 from vidette_protocol.messages import (
     BatchTokenIDOutput,
     FinishReason,
     HeartbeatReq,
     SamplingParams,
     SchedulerLedger,
+    SchedulerTotals,
+    Served,
     TokenizedGenerateReqInput,
 )
 from vidette_protocol.messages.columns import pack_i32
@@ -34,6 +40,9 @@ ENDLESS = 10_000
 """More tokens than any test waits for."""
 NOT_A_NUMBER = -1
 """In place of a next token: the logits are not finite."""
+
+TABLE = TokenTable([b"<end>", *(b"%c" % (64 + token) for token in range(1, VOCAB))], frozenset({EOS}))
+"""Token 1 is "A", and so on."""
 
 NextToken = Callable[[Sequence[int]], int]
 """From all tokens of a context to the next one."""
@@ -67,6 +76,12 @@ class FakeModel:
         assert not len(self._pool), "the pool is created once"
         self._pool = np.full(num_blocks * BLOCK_SIZE, 10**6)
 
+    def export_blocks(self, blocks: Sequence[int]) -> NDArray[np.int64]:
+        return self._pool.reshape(-1, BLOCK_SIZE)[list(blocks)]
+
+    def import_blocks(self, blocks: Sequence[int], payload: NDArray[Any]) -> None:
+        self._pool.reshape(-1, BLOCK_SIZE)[list(blocks)] = payload
+
     def forward(self, plan: StepPlan) -> torch.Tensor:
         self.plans.append(plan)
         check_plan(plan)
@@ -78,8 +93,8 @@ class FakeModel:
             self._pool[slots[plan.positions[start:end]]] = plan.token_ids[start:end]
             contexts.append(self._pool[slots].tolist())
         rows = np.searchsorted(plan.row_starts, plan.logit_tokens, side="right") - 1
-        for logit, row in enumerate(rows):
-            token = self.next_token(contexts[row])
+        for logit, (row, place) in enumerate(zip(rows, plan.logit_tokens, strict=True)):
+            token = self.next_token(contexts[row][: plan.positions[place] + 1])
             if token == NOT_A_NUMBER:
                 logits[logit, 3] = torch.nan
             else:
@@ -118,15 +133,21 @@ def check_plan(plan: StepPlan) -> None:
     assert len(plan.token_ids) == len(plan.positions) == plan.row_starts[-1]
     assert len(plan.context_lens) == len(plan.block_tables) == len(rows) > 0
     taken: list[int] = []
+    written: list[int] = []
     for row, (start, end) in enumerate(rows):
         assert start < end
         first = plan.positions[start]
         assert plan.positions[start:end].tolist() == list(range(first, first + end - start))
         assert plan.context_lens[row] == plan.positions[end - 1] + 1
-        taken += plan.block_tables[row][: -(-plan.context_lens[row] // BLOCK_SIZE)].tolist()
-    assert len(set(taken)) == len(taken), "a block is in two places"
+        blocks = plan.block_tables[row][: -(-plan.context_lens[row] // BLOCK_SIZE)].tolist()
+        assert len(set(blocks)) == len(blocks), "a block is in two places"
+        taken += blocks
+        written += blocks[first // BLOCK_SIZE :]
+    assert all(taken.count(block) == 1 for block in written), "a block that is written is in two places"
     assert plan.logit_tokens.tolist() == sorted(plan.logit_tokens.tolist())
-    assert set(plan.logit_tokens.tolist()) <= {end - 1 for _, end in rows}
+    for start, end in rows:  # those of a row are of its last tokens
+        wanted = [token for token in plan.logit_tokens.tolist() if start <= token < end]
+        assert wanted == list(range(end - len(wanted), end))
 
 
 def foretell(
@@ -153,9 +174,13 @@ def request(
     floor: int = 0,
     deadline_s: float | None = None,
     resumed: Sequence[int] | None = None,
-    **params: Any,
+    **options: Any,
 ) -> TokenizedGenerateReqInput:
-    """Return a request as the front sends it: greedy and short unless told otherwise."""
+    """Return a request as the front sends it: greedy and short unless told otherwise.
+
+    Options are fields of the request or of its sampling parameters.
+    """
+    params = {name: options.pop(name) for name in SamplingParams.__struct_fields__ if name in options}
     settled = {"temperature": 0.0, "max_new_tokens": 4, "sampling_seed": 0, **params}
     return TokenizedGenerateReqInput(
         vid=vid,
@@ -165,6 +190,7 @@ def request(
         sampling_params=SamplingParams(**settled),
         deadline_s=deadline_s,
         resumed_output_ids=None if resumed is None else pack_i32(resumed),
+        **options,
     )
 
 
@@ -174,6 +200,7 @@ class Heard:
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, FinishReason] = {}
+        self.served: dict[int, list[Served]] = {}
         self.ledger = SchedulerLedger()
 
     def hear(self, message: BatchTokenIDOutput) -> None:
@@ -185,6 +212,8 @@ class Heard:
             assert row.offset == len(made), f"a gap or a repeat in the tokens of {row.vid}"
             assert row.token_ids or row.reason is not None, f"a row of {row.vid} that says nothing"
             made.extend(row.token_ids)
+            if row.served is not None:
+                self.served.setdefault(row.vid, []).append(row.served)
             if row.reason is not None:
                 self.ends[row.vid] = row.reason
 
@@ -199,11 +228,11 @@ class Driver:
         num_blocks: int = 64,
         step_tokens: int = 256,
         max_running: int = 16,
+        **rules: Any,
     ) -> None:
         self.model = model if model is not None else FakeModel()
-        self.loop = StepLoop(
-            self.model, num_blocks=num_blocks, step_tokens=step_tokens, max_running=max_running
-        )
+        sizes = LoopOptions(num_blocks=num_blocks, step_tokens=step_tokens, max_running=max_running, **rules)
+        self.loop = StepLoop(self.model, sizes, table=TABLE)
         self.heard = Heard()
         self.now = 0.0
         """The clock, which the tests turn by hand."""
@@ -227,8 +256,26 @@ class Driver:
 
     @property
     def ledger(self) -> SchedulerLedger:
-        """What the loop holds now."""
-        return self.loop.ledger()
+        """What the loop holds now, without what it has done."""
+        return msgspec.structs.replace(self.loop.ledger(), totals=SchedulerTotals())
+
+    @property
+    def totals(self) -> SchedulerTotals:
+        """What the loop has done."""
+        return self.loop.ledger().totals
+
+    def assert_blocks_are_conserved(self) -> None:
+        """Fail unless every block is free, or cached, or held by one request alone."""
+        cache = self.loop._cache
+        own = [
+            block
+            for sequence in self.loop._running.values()
+            if sequence.hold is not None
+            for block in sequence.hold.blocks[sequence.hold.shared :]
+        ]
+        assert len(own) == len(set(own))
+        assert cache._pool.taken == cache._radix.cached + len(own)
+        assert not cache.cached or cache._radix.evictable == cache.cached
 
     def end(self, vid: int) -> str | None:
         """Return how a vid ended, if it did."""
@@ -239,7 +286,14 @@ class Driver:
         """Fail unless every ledger is zero once the front's floor has passed."""
         (answer,) = self.step(HeartbeatReq(id=0, floor=floor)).messages
         assert isinstance(answer, HeartbeatReq)
-        assert answer.scheduler == SchedulerLedger(steps=self.ledger.steps)
+        ledger = answer.scheduler
+        assert ledger is not None
+        assert (ledger.live, ledger.waiting, ledger.tombstones, ledger.blocks_used) == (0, 0, 0, 0)
+
+
+def toy_loop(**sizes: Any) -> StepLoop:
+    """Return a loop around the toy model."""
+    return StepLoop(ToyModel(), LoopOptions(**sizes), table=toy_token_table())
 
 
 @pytest.fixture(autouse=True)

@@ -16,11 +16,22 @@ from typing import Self
 
 import pytest
 import torch
-from tests.engine.scheduler.conftest import DEADLINE, ENDLESS, FakeModel, GatedModel, Heard, foretell, request
+from tests.engine.scheduler.conftest import (
+    DEADLINE,
+    ENDLESS,
+    TABLE,
+    FakeModel,
+    GatedModel,
+    Heard,
+    foretell,
+    request,
+)
 
 from vidette.models import StepPlan
-from vidette.scheduler.compute import ComputeThread
-from vidette.scheduler.loop import DEADLINE_GRACE, EXPIRED, Command, StepLoop
+from vidette.scheduler.compute import ComputeThread, ThreadNews
+from vidette.scheduler.endings import DEADLINE_GRACE, EXPIRED
+from vidette.scheduler.loop import Command, StepLoop
+from vidette.scheduler.options import LoopOptions
 from vidette.transport.framing import FrameReader, LinkClosed
 from vidette.transport.mailbox import Bell
 from vidette.transport.sink import Sink
@@ -48,7 +59,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 class Reader:
-    """The detokenizer's end, read by hand."""
+    """A detokenizer's end, read by hand."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -92,18 +103,22 @@ class Running:
         high_water: int = 1 << 20,
         little_room: bool = False,
         collects: bool = True,
+        detokenizers: int = 1,
     ) -> None:
         self.model = model if model is not None else FakeModel(context_len=20_000)
-        self._make_loop = make_loop or partial(
-            StepLoop, self.model, num_blocks=2000, step_tokens=64, max_running=16
-        )
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        ours.setblocking(False)
-        if little_room:
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-        theirs.settimeout(DEADLINE)
-        self.reader = Reader(theirs)
-        self.sink = Sink(ours, high_water=high_water)
+        sizes = LoopOptions(num_blocks=2000, step_tokens=64, max_running=16, detokenizers=detokenizers)
+        self._make_loop = make_loop or partial(StepLoop, self.model, sizes, table=TABLE)
+        self.readers: list[Reader] = []
+        self.sinks: list[Sink] = []
+        for _ in range(detokenizers):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            ours.setblocking(False)
+            if little_room:
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+            theirs.settimeout(DEADLINE)
+            self.readers.append(Reader(theirs))
+            self.sinks.append(Sink(ours, high_water=high_water))
+        self.reader = self.readers[0]
         self.loops: queue.Queue[StepLoop] = queue.Queue()
         self.over: queue.Queue[list[Vid]] = queue.Queue()
         self.steps = 0
@@ -111,7 +126,7 @@ class Running:
         self.error: BaseException | None = None
         self.compute = ComputeThread(
             self._make_loop,
-            self.sink,
+            self.sinks,
             Codec(sends=SCHEDULER_TO_DETOKENIZER, receives=DETOKENIZER_TO_SCHEDULER),
             tell=self._tell,
             clock=self._clock,
@@ -119,10 +134,10 @@ class Running:
         )
         self.thread = threading.Thread(target=self._run, name="compute")
 
-    def _tell(self, news: StepLoop | list[Vid]) -> None:
+    def _tell(self, news: ThreadNews) -> None:
         if isinstance(news, StepLoop):
             self.loops.put(news)
-        else:
+        elif isinstance(news, list):
             self.over.put(news)
 
     def _clock(self) -> float:
@@ -151,8 +166,8 @@ class Running:
         return self.error
 
     def wait_asleep(self, *, full: bool = False) -> None:
-        """Wait until the thread waits for its bell, with its sink full if it should be."""
-        wait_until(lambda: self._asleep() and self.sink.full == full)
+        """Wait until the thread waits for its bell, with a sink full if one should be."""
+        wait_until(lambda: self._asleep() and any(sink.full for sink in self.sinks) == full)
 
     def _asleep(self) -> bool:
         frame = sys._current_frames().get(self.thread.ident or 0)
@@ -169,10 +184,11 @@ class Running:
         if isinstance(self.model, GatedModel):
             self.model.open()
         self.thread.join(DEADLINE)
-        self.reader.sock.close()
+        for reader in self.readers:
+            reader.sock.close()
         assert not self.thread.is_alive()
         self.compute.close()
-        assert self.sink.fileno() < 0, "the thread closes its sink"
+        assert all(sink.fileno() < 0 for sink in self.sinks), "the thread closes its sinks"
 
 
 # --- sleeping and waking ---------------------------------------------------------------------------
@@ -359,6 +375,73 @@ def test_a_full_sink_does_not_make_it_spin() -> None:
         steps = running.steps
         running.thread.join(0.05)
         assert running.steps - steps <= 1
+
+
+# --- several detokenizers --------------------------------------------------------------------------
+
+
+def test_each_vid_is_told_to_one_detokenizer_and_questions_to_all() -> None:
+    with Running(detokenizers=2) as running:
+        running.post(*(request(vid, [vid], max_new_tokens=20) for vid in range(1, 7)))
+        for vid in range(1, 7):
+            assert running.readers[vid % 2].read_until_end_of(vid).type == "length"
+        for place, reader in enumerate(running.readers):
+            assert {vid % 2 for vid in reader.heard.tokens} == {place}
+            assert {len(tokens) for tokens in reader.heard.tokens.values()} == {20}
+        running.post(HeartbeatReq(id=5))
+        first, second = (reader.next() for reader in running.readers)
+        assert isinstance(first, HeartbeatReq)
+        assert first == second
+        running.post(ShutdownReq())
+        assert [reader.read_to_end() for reader in running.readers] == [[ShutdownReq()], [ShutdownReq()]]
+        assert running.join() is None
+
+
+def test_while_one_of_two_lags_behind_nothing_is_computed_and_the_other_hears_all() -> None:
+    with Running(little_room=True, high_water=3000, detokenizers=2) as running:
+        slow, quick = running.readers
+        running.post(request(2, max_new_tokens=ENDLESS), request(3, [9], max_new_tokens=ENDLESS))
+        running.wait_asleep(full=True)
+        computed = len(running.model.plans)
+        while len(quick.heard.tokens.get(3, ())) < computed - 1:  # it may have been begun a step later
+            assert quick.next() is not None
+        wait_until(lambda: not running.sinks[1].full)
+        # Whatever wakes it, it does not compute; and what it has to say to the other goes out.
+        running.post(AbortReq(vid=3))
+        assert quick.read_until_end_of(3).type == "abort"
+        running.wait_asleep(full=True)
+        steps = running.steps
+        running.thread.join(0.05)
+        assert running.steps - steps <= 1
+        assert len(running.model.plans) == computed
+        # Once the slow one catches up it goes on.
+        while len(slow.heard.tokens.get(2, ())) <= computed:
+            assert slow.next() is not None
+        running.post(AbortReq(vid=2))
+        assert slow.read_until_end_of(2).type == "abort"
+
+
+@pytest.mark.parametrize("first", [2, 3])
+def test_what_is_parked_for_either_leaves_when_it_is_read_with_nothing_asked(first: int) -> None:
+    with Running(little_room=True, detokenizers=2) as running:
+        running.post(*(request(vid, max_new_tokens=500) for vid in (2, 3)))
+        over: list[Vid] = []
+        while len(over) < 2:
+            over += running.over.get(timeout=DEADLINE)
+        running.wait_asleep()  # with nothing to compute, and most of it parked
+        for vid in (first, 5 - first):
+            assert running.readers[vid % 2].read_until_end_of(vid).type == "length"
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_either_of_two_readers_that_goes_ends_it_and_the_other_link(place: int) -> None:
+    with Running(little_room=True, high_water=3000, detokenizers=2) as running:
+        running.post(request(2, max_new_tokens=ENDLESS), request(3, max_new_tokens=ENDLESS))
+        running.wait_asleep(full=True)
+        running.readers[place].sock.close()
+        assert isinstance(running.join(), LinkClosed)
+        while running.readers[1 - place].sock.recv(1 << 16):
+            pass
 
 
 # --- how it ends -----------------------------------------------------------------------------------

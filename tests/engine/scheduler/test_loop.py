@@ -50,7 +50,7 @@ def test_a_request_is_computed_in_one_step_for_its_prompt_and_one_for_each_furth
     command = request(1, [5, 6, 7], max_new_tokens=3)
     effects = driver.step(command)
     assert effects.busy
-    assert driver.ledger == SchedulerLedger(live=1, blocks_used=1, steps=1)
+    assert driver.ledger == SchedulerLedger(live=1, running=1, blocks_used=1, steps=1)
     driver.run()
     tokens, reason = foretell([5, 6, 7], command.sampling_params)
     assert driver.heard.tokens == {1: tokens}
@@ -65,7 +65,8 @@ def test_the_step_that_ends_a_request_tells_of_it_and_has_freed_it() -> None:
     effects = driver.step(request(1, max_new_tokens=1))
     (message,) = effects.messages
     assert isinstance(message, BatchTokenIDOutput)
-    assert message.ledger == driver.ledger == SchedulerLedger(steps=1)
+    assert message.ledger == driver.loop.ledger()
+    assert driver.ledger == SchedulerLedger(steps=1)
     assert effects.over == [1]
     assert not effects.busy
     assert driver.end(1) == "length"
@@ -81,12 +82,12 @@ def test_nothing_to_do_is_nothing_done() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "new"), [(1, 1), (15, 1), (16, 1), (16, 16), (17, 15), (1, 31), (33, 30)])
-def test_the_blocks_of_the_whole_request_are_taken_when_it_starts(prompt: int, new: int) -> None:
+def test_the_blocks_of_the_prompt_are_taken_at_once_and_others_as_it_grows(prompt: int, new: int) -> None:
     driver = Driver(num_blocks=4)
     command = request(1, range(1, prompt + 1), max_new_tokens=new)
     driver.step(command)
     if new > 1:
-        assert driver.ledger.blocks_used == -(-(prompt + new) // BLOCK_SIZE)
+        assert driver.ledger.blocks_used == -(-prompt // BLOCK_SIZE)
     driver.run()
     tokens, _ = foretell(range(1, prompt + 1), command.sampling_params)
     assert driver.heard.tokens == {1: tokens}
@@ -157,7 +158,7 @@ def test_one_that_never_fits_is_refused_alone(
     else:
         assert driver.loop.max_total_tokens == most
         message = f"prompt and max_new_tokens are {prompt + new} tokens; at most {most} fit"
-        assert driver.heard.ends[2] == FinishReason("error", message=message)
+        assert driver.heard.ends[2] == FinishReason("error", message=message, status_code=400)
     assert driver.end(1) == driver.end(3) == "length"
     driver.assert_nothing_is_held()
 
@@ -222,7 +223,7 @@ def test_an_abort_while_waiting_leaves_the_queue_in_order() -> None:
     driver.step(AbortReq(vid=2))
     assert driver.heard.ends == {2: ABORT}
     assert driver.heard.tokens[2] == []
-    assert driver.ledger == SchedulerLedger(live=2, waiting=1, blocks_used=1, steps=1)
+    assert driver.ledger == SchedulerLedger(live=2, waiting=1, running=1, blocks_used=1, steps=1)
     driver.run()
     assert list(driver.heard.ends) == [2, 1, 3]
     driver.assert_nothing_is_held()
@@ -248,7 +249,7 @@ def test_an_abort_while_decoding_keeps_what_was_made() -> None:
     assert effects.over == [1]
     assert len(driver.heard.tokens[1]) == 2
     assert driver.heard.ends == {1: ABORT}
-    assert driver.ledger == SchedulerLedger(live=1, blocks_used=1, steps=2)
+    assert driver.ledger == SchedulerLedger(live=1, running=1, blocks_used=1, steps=2)
     driver.run()
     assert driver.heard.tokens[2] == foretell([8], SamplingParams(max_new_tokens=9))[0]
     driver.assert_nothing_is_held()
@@ -310,11 +311,11 @@ def test_two_aborts_are_one_end() -> None:
 def test_the_blocks_of_an_abort_are_there_for_the_next_step() -> None:
     driver = Driver(num_blocks=2)
     driver.step(request(1, [1] * 20, max_new_tokens=12), request(2, [2] * 20, max_new_tokens=2))
-    assert driver.ledger == SchedulerLedger(live=2, waiting=1, blocks_used=2, steps=1)
+    assert driver.ledger == SchedulerLedger(live=2, waiting=1, running=1, blocks_used=2, steps=1)
     driver.step(AbortReq(vid=1))
     assert driver.ledger.blocks_used == 0
     driver.step()
-    assert driver.ledger == SchedulerLedger(live=1, blocks_used=2, steps=2)
+    assert driver.ledger == SchedulerLedger(live=1, running=1, blocks_used=2, steps=2)
     assert driver.heard.tokens[2] == foretell([2] * 20, SamplingParams(max_new_tokens=1))[0]
 
 
@@ -414,7 +415,10 @@ def test_a_heartbeat_is_answered_with_what_is_held_then() -> None:
     driver = Driver(max_running=1)
     driver.step(request(1, max_new_tokens=9), request(2, max_new_tokens=9), AbortReq(vid=77))
     effects = driver.step(HeartbeatReq(id=5, floor=1))
-    held = SchedulerLedger(live=2, waiting=1, tombstones=1, blocks_used=1, steps=1)
+    held = driver.loop.ledger()
+    assert driver.ledger == SchedulerLedger(
+        live=2, waiting=1, running=1, tombstones=1, blocks_used=1, steps=1
+    )
     assert effects.messages == [HeartbeatReq(id=5, floor=1, scheduler=held)]
     assert effects.busy
     assert len(driver.model.plans) == 1  # it is answered at once
@@ -428,7 +432,8 @@ def test_answers_come_behind_the_ends_of_their_step_in_the_order_of_the_question
     effects = driver.step(HeartbeatReq(id=1), FreezeGCReq(id=2), AbortReq(vid=1), HeartbeatReq(id=3))
     rows, *answers = effects.messages
     assert isinstance(rows, BatchTokenIDOutput)
-    empty = SchedulerLedger(steps=1)
+    assert driver.ledger == SchedulerLedger(steps=1)
+    empty = driver.loop.ledger()
     assert answers == [HeartbeatReq(id=1, scheduler=empty), HeartbeatReq(id=3, scheduler=empty)]
     assert effects.freeze_gc == (FreezeGCReq(id=2),)  # whoever drives the loop fills in what came of it
     assert not effects.stop

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.scheduler.conftest import Driver, foretell, request
 
-from vidette.scheduler.loop import DEADLINE_GRACE, EXPIRED
+from vidette.scheduler.endings import DEADLINE_GRACE, EXPIRED
 from vidette_protocol.messages import AbortReq, FinishReason, HeartbeatReq, SchedulerLedger, ShutdownReq
 
 SOON = 5.0
@@ -33,7 +33,7 @@ def test_a_running_one_ends_and_keeps_what_it_has_made() -> None:
     assert driver.heard.ends == {1: EXPIRED}
     assert driver.heard.tokens[1] == foretell([5, 6, 7], command.sampling_params)[0][:2]
     assert len(driver.model.plans) == computed  # told at once, as the end by an abort is
-    assert driver.ledger == SchedulerLedger(live=1, blocks_used=1, steps=2, step_s=DUE)
+    assert driver.ledger == SchedulerLedger(live=1, running=1, blocks_used=1, steps=2, step_s=DUE)
     driver.run()
     assert driver.end(2) == "length"
     driver.assert_nothing_is_held()
@@ -157,7 +157,8 @@ def test_many_that_are_due_at_once_end_in_one_message_the_earliest_first() -> No
     effects = driver.step(HeartbeatReq(id=1))
     assert effects.over == list(range(9, -1, -1))
     _, answer = effects.messages
-    assert answer == HeartbeatReq(id=1, scheduler=SchedulerLedger(steps=1))
+    assert answer == HeartbeatReq(id=1, scheduler=driver.loop.ledger())
+    assert driver.ledger == SchedulerLedger(steps=1)
     driver.assert_nothing_is_held()
 
 

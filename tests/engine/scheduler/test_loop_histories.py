@@ -20,16 +20,15 @@ from tests.engine.scheduler.conftest import (
     foretell,
     mixed,
     request,
+    toy_loop,
 )
 
-from vidette.models.toy import ToyModel
-from vidette.scheduler.loop import Command, StepLoop
+from vidette.scheduler.loop import Command
 from vidette_protocol.messages import (
     AbortReq,
     BatchTokenIDOutput,
     FinishReason,
     HeartbeatReq,
-    SchedulerLedger,
     TokenizedGenerateReqInput,
 )
 
@@ -91,7 +90,7 @@ def test_toy_texts_in_a_crowd_with_aborts_are_those_of_each_alone(seed: int) -> 
     rng = np.random.default_rng(seed)
     commands = [toy_request(vid, rng) for vid in range(40)]
     left = set(rng.choice(40, 12, replace=False).tolist())
-    crowd = StepLoop(ToyModel(), num_blocks=30, step_tokens=24, max_running=9)
+    crowd = toy_loop(num_blocks=12, step_tokens=24, max_running=9)
     heard, waiting = Heard(), list(commands)
     busy = True
     while busy or waiting:
@@ -106,7 +105,7 @@ def test_toy_texts_in_a_crowd_with_aborts_are_those_of_each_alone(seed: int) -> 
             assert isinstance(message, BatchTokenIDOutput)
             heard.hear(message)
     for command in commands:
-        alone, text = StepLoop(ToyModel(), num_blocks=512, step_tokens=256, max_running=1), Heard()
+        alone, text = toy_loop(num_blocks=512, step_tokens=256, max_running=1), Heard()
         effects = alone.step([command], 0.0)
         while True:
             for message in effects.messages:
@@ -121,7 +120,8 @@ def test_toy_texts_in_a_crowd_with_aborts_are_those_of_each_alone(seed: int) -> 
             assert made == text.tokens[command.vid]
             assert heard.ends[command.vid] == text.ends[command.vid]
     assert any(reason == ABORT for reason in heard.ends.values())
-    assert crowd.ledger() == SchedulerLedger(steps=crowd.ledger().steps)
+    ledger = crowd.ledger()
+    assert ledger.live == ledger.waiting == ledger.blocks_used == 0
 
 
 # --- anything at any time --------------------------------------------------------------------------
@@ -152,6 +152,9 @@ class LoopMachine(RuleBasedStateMachine):
             FakeModel(moody), num_blocks=num_blocks, step_tokens=step_tokens, max_running=self.max_running
         )
         self.step_tokens = step_tokens
+        self.num_blocks = num_blocks
+        self.stood = 0
+        """How many waited after the last step."""
         self.issued = 0
         self.ahead: list[int] = []
         """Aborted before they were sent."""
@@ -209,22 +212,27 @@ class LoopMachine(RuleBasedStateMachine):
         expected, questions = self.foretell_commands()
         computes = bool(launch and self.live and not expected and not questions)
         computed, made, over = len(self.driver.model.plans), self.made(), set(self.driver.heard.ends)
+        retracted = self.driver.totals.retracted
         effects = self.driver.step(*self.pending, launch=launch)
         self.pending = []
 
         assert len(self.driver.model.plans) == computed + computes
         answers = effects.messages[len(effects.messages) - len(questions) :]
         assert answers == [
-            HeartbeatReq(id=question.id, floor=question.floor, scheduler=self.driver.ledger)
+            HeartbeatReq(id=question.id, floor=question.floor, scheduler=self.driver.loop.ledger())
             for question in questions
         ]
         if computes:
             assert 1 <= len(self.driver.model.plans[-1].token_ids) <= self.step_tokens
-            # Who was decoding has one token more, or has met its end by logits that are not finite.
+            # Who was decoding has one token more, or has met its end by logits that are not finite; or it
+            # has been retracted.
+            stood = 0
             for vid in self.live:
                 if made.get(vid):
                     failed = self.driver.end(vid) == "error"
-                    assert self.made()[vid] == made[vid] + (not failed)
+                    stood += self.made()[vid] != made[vid] + (not failed)
+            assert stood <= self.driver.totals.retracted - retracted + self.stood
+            self.stood = self.driver.ledger.waiting
             expected = self.foretell_ends()
         else:
             assert self.made() == {**dict.fromkeys(expected, 0), **made}
@@ -260,7 +268,7 @@ class LoopMachine(RuleBasedStateMachine):
                         ends[vid] = FinishReason("length", length=0)
                     elif total > most:
                         message = f"prompt and max_new_tokens are {total} tokens; at most {most} fit"
-                        ends[vid] = FinishReason("error", message=message)
+                        ends[vid] = FinishReason("error", message=message, status_code=400)
                     else:
                         self.live[vid] = command
                 case AbortReq(vid=vid):
@@ -288,13 +296,15 @@ class LoopMachine(RuleBasedStateMachine):
         ledger = self.driver.ledger
         assert ledger.live == len(self.live)
         assert ledger.tombstones == len(self.tombstones)
-        running = list(self.live)[: ledger.live - ledger.waiting]
-        assert len(running) <= self.max_running
-        assert ledger.blocks_used == sum(
-            -(-(len(self.live[vid].token_ids) + (self.live[vid].sampling_params.max_new_tokens or 0)) // 16)
-            for vid in running
+        running = ledger.live - ledger.waiting
+        assert running <= self.max_running
+        known = sorted(
+            (len(command.token_ids) + self.made().get(vid, 0) for vid, command in self.live.items()),
+            reverse=True,
         )
-        assert all(not self.driver.heard.tokens.get(vid) for vid in list(self.live)[len(running) :])
+        assert ledger.blocks_used <= sum(-(-tokens // 16) for tokens in known[:running])
+        assert ledger.blocks_used + ledger.blocks_cached <= self.num_blocks
+        self.driver.assert_blocks_are_conserved()
 
     def teardown(self) -> None:
         if not hasattr(self, "driver"):

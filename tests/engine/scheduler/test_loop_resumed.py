@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.scheduler.conftest import VOCAB, Driver, Heard, request
+from tests.engine.scheduler.conftest import VOCAB, Driver, Heard, request, toy_loop
 
-from vidette.models.toy import ToyModel
-from vidette.scheduler.loop import ABORTED, EXPIRED, StepLoop
+from vidette.scheduler.endings import ABORTED, EXPIRED
 from vidette_protocol.errors import RemoteProtocolError
 from vidette_protocol.messages import (
     AbortReq,
     BatchTokenIDOutput,
     FinishReason,
-    SchedulerLedger,
     TokenizedGenerateReqInput,
     TokenRow,
 )
@@ -27,7 +25,7 @@ HOT: dict[str, Any] = {"temperature": 1.5, "sampling_seed": 11, "max_new_tokens"
 
 def run_toy(*commands: TokenizedGenerateReqInput, step_tokens: int = 64) -> Heard:
     """Run requests on a step loop of their own with the toy model; return what was said of them."""
-    loop = StepLoop(ToyModel(), num_blocks=64, step_tokens=step_tokens, max_running=8)
+    loop = toy_loop(num_blocks=64, step_tokens=step_tokens, max_running=8)
     heard = Heard()
     effects = loop.step(commands, 0.0)
     while True:
@@ -37,7 +35,7 @@ def run_toy(*commands: TokenizedGenerateReqInput, step_tokens: int = 64) -> Hear
         if not effects.busy:
             break
         effects = loop.step((), 0.0)
-    assert loop.ledger() == SchedulerLedger(steps=loop.ledger().steps)
+    assert loop.ledger().live == loop.ledger().blocks_used == 0
     return heard
 
 

@@ -12,13 +12,24 @@ from typing import Literal
 
 import anyio
 import anyio.abc
+import msgspec
 import pytest
 import torch
-from tests.engine.scheduler.conftest import DEADLINE, ENDLESS, FakeModel, GatedModel, Heard, foretell, request
+from tests.engine.scheduler.conftest import (
+    DEADLINE,
+    ENDLESS,
+    TABLE,
+    FakeModel,
+    GatedModel,
+    Heard,
+    foretell,
+    request,
+)
 
 from vidette._groups import sole_cause
 from vidette.config import EngineConfig
 from vidette.models import StepPlan
+from vidette.scheduler.build import loop_options
 from vidette.scheduler.compute import ComputeThread
 from vidette.scheduler.loop import StepLoop
 from vidette.scheduler.process import run_scheduler
@@ -36,6 +47,7 @@ from vidette_protocol.messages import (
     Message,
     Ready,
     SchedulerLedger,
+    SchedulerTotals,
     ShutdownReq,
 )
 from vidette_protocol.messages.catalogue import (
@@ -74,7 +86,7 @@ class Ends:
         self.heard = Heard()
         self.ended = anyio.Event()
         self.error: BaseException | None = None
-        self._run = partial(run_scheduler, theirs, front, config=CONFIG, make_loop=make_loop)
+        self._run = partial(run_scheduler, theirs, {"detokenizer": front}, config=CONFIG, make_loop=make_loop)
 
     async def run(self) -> None:
         try:
@@ -119,7 +131,7 @@ class Ends:
         while not isinstance(message := await self.receive(), HeartbeatReq):
             pass
         assert message.scheduler is not None
-        return message.scheduler
+        return msgspec.structs.replace(message.scheduler, totals=SchedulerTotals(), blocks_cached=0)
 
     async def wait_ended(self) -> BaseException | None:
         """Wait until the scheduler has ended; return what ended it, if it was not told to."""
@@ -128,13 +140,7 @@ class Ends:
 
 
 def make_loop_of(model: FakeModel) -> Callable[[], StepLoop]:
-    return partial(
-        StepLoop,
-        model,
-        num_blocks=CONFIG.num_blocks,
-        step_tokens=CONFIG.step_tokens,
-        max_running=CONFIG.max_running,
-    )
+    return partial(StepLoop, model, loop_options(CONFIG), table=TABLE)
 
 
 def any_thread_computes() -> bool:
@@ -183,7 +189,9 @@ async def running(
 async def test_it_is_ready_once_its_loop_is(kind: Kind) -> None:
     async with running(kind, hands=False) as ends:
         ready = await ends.shake_hands()
-        assert ready == Ready(role="scheduler", max_total_tokens=20_000, num_blocks=2000, step_tokens=64)
+        assert ready == Ready(
+            role="scheduler", max_total_tokens=20_000, num_blocks=2000, step_tokens=64, max_running=16
+        )
 
 
 async def test_it_takes_part_in_the_handshake_of_both_links(kind: Kind) -> None:
@@ -319,7 +327,7 @@ async def test_questions_go_round_through_the_step_loop(kind: Kind) -> None:
     async with running(kind) as ends:
         ends.front.post(request(1, max_new_tokens=ENDLESS))
         ledger = await ends.ask()
-        assert (ledger.live, ledger.blocks_used) in {(1, 0), (1, 626)}
+        assert ledger.live == 1
         ends.front.post(FreezeGCReq(id=4))
         while not isinstance(message := await ends.receive(), FreezeGCReq):
             pass

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from tests.engine.scheduler.conftest import ENDLESS, GatedModel, foretell, request
 from tests.engine.scheduler.test_process import CONFIG, Kind, kind, running
 
+from vidette.scheduler.controls import Control
 from vidette_fuzz.samples import SAMPLES
 from vidette_protocol.errors import RemoteProtocolError
 from vidette_protocol.ids import make_vid
 from vidette_protocol.messages import (
     AbortReq,
     BatchTokenizedGenerateReqInput,
+    ContinueGenerationReqInput,
     ControlReq,
     FinishReason,
-    FlushCacheReqInput,
     GetInternalStateReq,
     GetInternalStateReqOutput,
     SchedulerLedger,
@@ -53,10 +56,10 @@ async def test_an_abort_right_behind_a_batch_finds_its_request(kind: Kind) -> No
 
 async def test_one_of_a_batch_that_asks_too_much_ends_alone(kind: Kind) -> None:
     async with running(kind) as ends:
-        batch = [request(1), request(2, stop="x"), request(3)]
+        batch = [request(1), request(2, regex="x"), request(3)]
         ends.front.post(BatchTokenizedGenerateReqInput(reqs=batch))
         assert [await ends.receive_until_end_of(vid) for vid in (1, 2, 3)] == ["length", "error", "length"]
-        assert ends.heard.ends[2].message == "this scheduler does not support stop"
+        assert ends.heard.ends[2].message == "this scheduler does not support regex"
 
 
 async def test_a_vid_that_lives_cannot_come_again_in_a_batch(kind: Kind) -> None:
@@ -144,10 +147,11 @@ async def test_its_state_is_told_while_it_computes(kind: Kind) -> None:
         }
 
 
+HANDLED = {GetInternalStateReq, *get_args(Control)}
 UNHANDLED = [
     next(message for message in SAMPLES.values() if type(message) is cls)
     for cls in CONTROL
-    if cls is not GetInternalStateReq
+    if cls not in HANDLED
 ]
 
 
@@ -166,7 +170,7 @@ async def test_what_is_not_supported_is_refused_with_a_sentence_and_ends_nothing
 async def test_answers_come_in_the_order_of_the_questions(kind: Kind) -> None:
     async with running(kind) as ends:
         for number in range(20):
-            kinds = (GetInternalStateReq, FlushCacheReqInput)
+            kinds = (GetInternalStateReq, ContinueGenerationReqInput)
             ends.front.post(kinds[number % 2](id=number))
         answers = [await ends.front.receive() for _ in range(20)]
         assert [getattr(answer, "id", None) for answer in answers] == list(range(20))
@@ -181,4 +185,4 @@ async def test_a_control_message_goes_before_the_end(kind: Kind) -> None:
 
 
 def test_every_control_message_is_tried() -> None:
-    assert {type(question) for question in UNHANDLED} | {GetInternalStateReq} == set(CONTROL)
+    assert {type(question) for question in UNHANDLED} | HANDLED == set(CONTROL)

@@ -13,49 +13,28 @@ from vidette.scheduler.support import HONOURED, SAMPLING_HONOURED, find_unsuppor
 from vidette_protocol.messages import (
     FinishReason,
     SamplingParams,
-    SessionParams,
     TokenizedGenerateReqInput,
-    pack_i32,
 )
 from vidette_protocol.messages.multimodal import MultimodalProcessorOutput, PositionalEmbeds
 
 ASKED: dict[str, Any] = {
     "image_inputs": MultimodalProcessorOutput(mm_items=[]),
     "token_type_ids": np.zeros(3, np.int64),
-    "return_logprob": True,
-    "top_logprobs_num": 1,
-    "token_ids_logprob": pack_i32([1]),
-    "session_params": SessionParams(),
     "lora_id": "f" * 32,
     "custom_logit_processor": "quiet",
     "positional_embed_overrides": PositionalEmbeds(embeds=np.zeros((1, 2)), positions=[0]),
     "bootstrap_host": "prefill",
     "bootstrap_port": 0,
     "bootstrap_room": 0,
-    "priority": -1,
 }
 """Fields that are not honoured, each with a value that asks for something."""
 
 SAMPLING_ASKED: dict[str, Any] = {
-    "min_new_tokens": 1,
-    "stop": [],
-    "stop_token_ids": [2],
-    "stop_regex": "a+",
-    "min_p": 0.5,
-    "frequency_penalty": 0.5,
-    "presence_penalty": -0.5,
-    "repetition_penalty": 1.5,
-    "logit_bias": {},
-    "n": 2,
     "json_schema": "{}",
     "regex": "",
     "ebnf": "x",
     "structural_tag": "{}",
-    "skip_special_tokens": False,
-    "spaces_between_special_tokens": False,
-    "no_stop_trim": True,
     "custom_params": {},
-    "stream_interval": 1,
 }
 
 GIVEN: dict[str, Any] = {
@@ -103,16 +82,16 @@ def test_a_sampling_parameter_that_is_not_honoured_is_named(name: str) -> None:
 
 
 def test_all_of_them_are_named() -> None:
-    both = msgspec.structs.replace(sampling(min_p=0.5, stop="x"), priority=3, lora_id="f")
-    assert find_unsupported(both) == "this scheduler does not support lora_id, priority, stop, min_p"
+    both = msgspec.structs.replace(sampling(ebnf="x", regex="y"), bootstrap_port=3, lora_id="f")
+    assert find_unsupported(both) == "this scheduler does not support lora_id, bootstrap_port, regex, ebnf"
 
 
 def test_such_a_request_ends_with_an_error_and_takes_nothing() -> None:
     driver = Driver()
-    effects = driver.step(asking(return_logprob=True), request(2, max_new_tokens=1))
+    effects = driver.step(asking(lora_id="f"), request(2, max_new_tokens=1))
     assert effects.over == [1]
-    told = "this scheduler does not support return_logprob"
-    assert driver.heard.ends == {1: FinishReason("error", message=told)}
+    told = "this scheduler does not support lora_id"
+    assert driver.heard.ends == {1: FinishReason("error", message=told, status_code=400)}
     assert driver.model.plans == []
     driver.run()
     assert driver.end(2) == "length"

@@ -212,7 +212,7 @@ def test_it_waits_for_a_descriptor_as_well(
 ) -> None:
     left, right = small_pair
     _fill(left)
-    thread = threading.Thread(target=bell.wait, args=[left.fileno()])
+    thread = threading.Thread(target=bell.wait, args=[[left.fileno()]])
     thread.start()
     wait_blocked(thread, Bell.wait)
     while thread.is_alive():
@@ -227,12 +227,28 @@ def test_it_waits_for_a_descriptor_as_well(
     assert not other.is_alive()
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_it_waits_for_any_of_several_descriptors(bell: Bell, wait_blocked: WaitBlocked, place: int) -> None:
+    pairs = [socket.socketpair() for _ in range(2)]
+    for left, _ in pairs:
+        left.setblocking(False)
+        _fill(left)
+    thread = threading.Thread(target=bell.wait, args=[[left.fileno() for left, _ in pairs]])
+    thread.start()
+    wait_blocked(thread, Bell.wait)
+    while thread.is_alive():
+        pairs[place][1].recv(1 << 16)
+        thread.join(0.001)
+    for sock in (sock for pair in pairs for sock in pair):
+        sock.close()
+
+
 def test_a_ring_wakes_it_while_the_descriptor_is_full(
     bell: Bell, small_pair: tuple[socket.socket, socket.socket], wait_blocked: WaitBlocked
 ) -> None:
     left, _ = small_pair
     _fill(left)
-    thread = threading.Thread(target=bell.wait, args=[left.fileno()])
+    thread = threading.Thread(target=bell.wait, args=[[left.fileno()]])
     thread.start()
     wait_blocked(thread, Bell.wait)
     bell.ring()
@@ -245,7 +261,7 @@ def test_a_ring_that_comes_with_the_descriptor_is_used_up(
 ) -> None:
     left, _ = small_pair
     bell.ring()
-    bell.wait(left.fileno())
+    bell.wait([left.fileno()])
     thread = threading.Thread(target=bell.wait)
     thread.start()
     wait_blocked(thread, Bell.wait)
@@ -259,7 +275,7 @@ def test_a_reader_that_goes_wakes_who_waits_for_its_room(
 ) -> None:
     left, right = small_pair
     _fill(left)
-    thread = threading.Thread(target=bell.wait, args=[left.fileno()])
+    thread = threading.Thread(target=bell.wait, args=[[left.fileno()]])
     thread.start()
     wait_blocked(thread, Bell.wait)
     right.close()
@@ -281,7 +297,7 @@ def test_a_wait_ends_with_its_time_while_the_descriptor_is_full(
 ) -> None:
     left, _ = small_pair
     _fill(left)
-    bell.wait(left.fileno(), seconds=0.01)
+    bell.wait([left.fileno()], seconds=0.01)
 
 
 @pytest.mark.parametrize("seconds", [DEADLINE, 1e7, 1e300])

@@ -31,6 +31,7 @@ def in_state(state: State) -> CallMachine:
 INPUTS: dict[Event, Callable[[CallMachine], object]] = {
     Event.ANSWER: lambda machine: machine.answer(A, "Flushed"),
     Event.LEAVE: lambda machine: machine.leave(A),
+    Event.WITHDRAW: lambda machine: machine.withdraw(A),
     Event.LOST: lambda machine: machine.lost(),
 }
 
@@ -66,6 +67,15 @@ def test_nobody_hears_the_answer_to_whoever_left() -> None:
     assert len(machine) == 1
     assert machine.answer(A, "Flushed") is None
     assert len(machine) == 0
+
+
+def test_no_answer_is_due_to_what_was_not_sent() -> None:
+    machine = in_state(State.WAITING)
+    machine.withdraw(A)
+    assert len(machine) == 0
+    with pytest.raises(RemoteProtocolError, match=r"^Flushed 1 answers nothing that is due$"):
+        machine.answer(A, "Flushed")
+    assert machine.lost() == []
 
 
 def test_a_death_is_told_to_those_who_wait_for_that_replica() -> None:

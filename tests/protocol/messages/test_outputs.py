@@ -15,6 +15,7 @@ from vidette_protocol.messages import (
     BatchTokenIDOutput,
     FinishReason,
     SchedulerLedger,
+    Served,
     SpeculativeMetrics,
     StrRow,
     TokenLogprobs,
@@ -70,6 +71,9 @@ FIELDS: dict[str, Any] = {
     "logprobs": TokenLogprobs(output_token_logprobs_val=pack_f32([-1.0, -2.0])),
     "spec": SpeculativeMetrics(2, 3, (1, 1)),
     "decoded_text": " so far",
+    "held": 3,
+    "mode": 5,
+    "served": Served(32, 16, 2, 0.5),
     "text": "Hello",
 }
 
@@ -96,8 +100,8 @@ def test_the_documented_names_of_tokens() -> None:
     message = BatchTokenIDOutput.from_rows(
         [
             TokenRow(5, 0, (1, 2), None, None, SpeculativeMetrics(1, 1, (0, 1)), "so far"),
-            TokenRow(6, 2, (3,), reason),
-            TokenRow(7, 9),
+            TokenRow(6, 2, (3,), reason, mode=1),
+            TokenRow(7, 9, held=2),
         ],
         SchedulerLedger(live=2),
     )
@@ -111,6 +115,8 @@ def test_the_documented_names_of_tokens() -> None:
     assert message.finished == [False, True, False]
     assert message.finished_reasons == [None, reason, None]
     assert message.decoded_texts == ["so far", "", ""]
+    assert message.held == [0, 0, 2]
+    assert message.modes == [0, 1, 0]
     assert message.spec_verify_ct == [1, 0, 0]
     assert message.spec_accepted_tokens == [1, 0, 0]
     assert message.spec_acceptance_histogram == [[0, 1], [], []]
@@ -201,9 +207,20 @@ def test_columns_that_contradict_each_other_are_told(columns: dict[str, Any], fa
     assert fault == BatchTokenIDOutput(**AGREEING | columns).check_columns()
 
 
-def test_texts_that_were_decided_on_are_of_rows() -> None:
-    message = BatchTokenIDOutput(**AGREEING, sparse_texts=[(2, "x")])
-    assert message.check_columns() == "text for row 2 of 2, after row -1"
+@pytest.mark.parametrize(
+    ("columns", "fault"),
+    [
+        ({"sparse_texts": [(2, "x")]}, "text for row 2 of 2, after row -1"),
+        ({"sparse_held": [(1, 3)], "sparse_modes": [(0, 7)]}, None),
+        ({"sparse_held": [(1, 3), (1, 3)]}, "bytes held back for row 1 of 2, after row 1"),
+        ({"sparse_held": [(1, -1)]}, "row 1 holds -1 bytes back"),
+        ({"sparse_modes": [(2, 1)]}, "mode for row 2 of 2, after row -1"),
+        ({"sparse_modes": [(0, 8)]}, "the mode of row 0 is 8"),
+        ({"sparse_modes": [(1, -1)]}, "the mode of row 1 is -1"),
+    ],
+)
+def test_what_is_said_of_texts_is_of_rows(columns: dict[str, Any], fault: str | None) -> None:
+    assert BatchTokenIDOutput(**AGREEING, **columns).check_columns() == fault
 
 
 EMBEDDED: dict[str, Any] = {

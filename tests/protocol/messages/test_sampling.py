@@ -108,6 +108,14 @@ def test_defaults_pass() -> None:
             ),
         ),
         (
+            SamplingParams(stop_regex=["a", r"(a)\1"]),
+            r"stop_regex[1] is '(a)\\1', which has a backreference; that is not supported",
+        ),
+        (
+            SamplingParams(stop_regex=["a{300}", "b{300}", "b{300}"]),
+            "stop_regex[1] is 'b{300}', which is too large; all patterns together may have 512 states",
+        ),
+        (
             SamplingParams(stop_regex="a{" + "9" * 30 + "}"),
             (
                 "stop_regex is 'a{999999999999999999999999999999}', which is not a regular expression: "

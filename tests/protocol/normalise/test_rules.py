@@ -541,6 +541,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "token_ids_logprob[0] is 100; token ids are 0 to 99",
     ),
     (
+        {"text": "a", "token_ids_logprob": [1, 2, 1]},
+        "token_ids_logprob",
+        "token_ids_logprob has 1 twice",
+    ),
+    (
         {"text": "a", "token_ids_logprob": "x"},
         "token_ids_logprob[0]",
         "token_ids_logprob[0] is 'x'; a token id is an integer",

@@ -62,8 +62,16 @@ def test_each_front_notes_a_death_by_itself() -> None:
     assert [caller.heard for caller in world.callers] == [1, 1, 1]
 
 
+def test_a_question_that_cannot_be_sent_leaves_nothing() -> None:
+    world = walk(CallWorld(bounds=CallBounds(unsendable=1)), "ask in vain")
+    assert (len(world.machines[0]), world.wires[0, 0]) == (0, Wire())
+    assert not any(str(step).startswith(("ask in vain", "leave")) for step in world.enabled())
+    world = walk(world, "ask", "question arrives", "answer 0", "answer arrives")
+    assert [caller.heard for caller in world.callers] == [0, 1]
+
+
 def test_a_story_is_told() -> None:
-    world = CallWorld(bounds=CallBounds(deaths=1))
+    world = CallWorld(bounds=CallBounds(calls=4, deaths=1, unsendable=1))
     story = []
     for name in (
         "ask",
@@ -74,6 +82,7 @@ def test_a_story_is_told() -> None:
         "leave",
         "die",
         "death is noted",
+        "ask in vain",
     ):
         step = next(step for step in world.enabled() if str(step).startswith(name))
         after = world.apply(step)
@@ -88,6 +97,7 @@ def test_a_story_is_told() -> None:
         "caller 1 leaves",
         "replica 0 dies",
         "front 0 notes that replica 0 is dead; nobody hears of it",
+        "caller 2 would ask question 3 of replica 0 by front 0, and it cannot be sent",
     ]
 
 

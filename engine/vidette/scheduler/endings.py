@@ -1,0 +1,21 @@
+"""Why a scheduler ends requests, besides what they do themselves."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from vidette_protocol.messages import FinishReason
+
+ABORTED: Final = FinishReason("abort", message="the caller ended the request")
+EXPIRED: Final = FinishReason(
+    "error", message="its deadline passed", status_code=504, err_type="deadline_exceeded"
+)
+WAITED: Final = FinishReason(
+    "error", message="it waited too long to be begun", status_code=503, err_type="waiting_timeout"
+)
+RAN: Final = FinishReason("error", message="it ran too long", status_code=503, err_type="running_timeout")
+REPLACED: Final = FinishReason("abort", message="another request of its session took its place")
+NOT_FINITE_LOGITS: Final = FinishReason("error", message="the model's logits are not finite")
+DEADLINE_GRACE: Final = 0.1
+"""Seconds that a deadline is passed before a request is ended here. The front has it end by itself, which it
+knows better; this is for a front that is stuck."""
