@@ -9,9 +9,9 @@ from tests.process.conftest import DEADLINE
 from vidette import EngineClosed, UsageError, open_engine
 from vidette_protocol.limits import Limits
 from vidette_protocol.messages import (
-    ControlOutput,
     ContinueGenerationReqInput,
     ContinueGenerationReqOutput,
+    ControlOutput,
     GetInternalStateReq,
     GetInternalStateReqOutput,
     LoadLoRAAdapterReqInput,
