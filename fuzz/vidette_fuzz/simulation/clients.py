@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from random import Random
-from typing import Final, Literal, NamedTuple, Protocol, Self
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self
 
 import anyio
 
@@ -276,12 +276,19 @@ class Client:
             temperature=random.choice([0.0, 1.0]),
             ignore_eos=random.random() < 0.5,
             sampling_seed=random.randrange(1000),
+            stop=random.choice([None, None, ["e", "th"], [" "]]),
+            frequency_penalty=random.choice([0.0, 0.0, 0.5]),
             n=answers,
         )
+        fairness: dict[str, Any] = {
+            "priority": random.choice([None, None, 1, 5]),
+            "routing_key": random.choice([None, "a", "b"]),
+            "cache_salt": random.choice([None, None, "s"]),
+        }
         if random.random() < 0.5:
             ids = [random.randrange(256) for _ in range(length)]
-            return GenerateReqInput(rid=rid, input_ids=ids, sampling_params=params)
-        return GenerateReqInput(rid=rid, text=text, sampling_params=params)
+            return GenerateReqInput(rid=rid, input_ids=ids, sampling_params=params, **fairness)
+        return GenerateReqInput(rid=rid, text=text, sampling_params=params, **fairness)
 
     # --- what it checks ------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import anyio
 
@@ -85,6 +85,10 @@ class Stock:
         self.step_codec = Codec(sends=SCHEDULER_TO_DETOKENIZER, receives=DETOKENIZER_TO_SCHEDULER)
         self.row_codec = Codec(sends=FRONT_TO_DETOKENIZER, receives=SCHEDULER_TO_DETOKENIZER)
         self.text_codec = Codec(sends=FRONT_TO_DETOKENIZER, receives=DETOKENIZER_TO_FRONT)
+
+
+SLICE: Final = 0.001
+"""Seconds in which whatever is due at once has happened."""
 
 
 class Fate(NamedTuple):
@@ -371,6 +375,8 @@ class Generation:
             return
         self._watch.quiet()
         self.check_front()
+        # A lifetime task hears of its end beside the ring: the answer may be round before it has had its turn.
+        await anyio.sleep(SLICE)
         self._check_tables()
         if self._trace.open:
             self.journal.violate(f"1: no end has come of vids {[*map(label, sorted(self._trace.open))]}")
