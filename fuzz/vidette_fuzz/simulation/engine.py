@@ -375,7 +375,7 @@ class Generation:
             return
         self._watch.quiet()
         self.check_front()
-        # A lifetime task hears of its end beside the ring: the answer may be round before it has had its turn.
+        # A lifetime task hears of its end beside the ring: the answer may be round before its turn has come.
         await anyio.sleep(SLICE)
         self._check_tables()
         if self._trace.open:
