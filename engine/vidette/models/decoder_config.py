@@ -1,0 +1,62 @@
+"""What a decoder-only transformer is: sizes and switches, the same for every family and every file format.
+
+A family is a set of values here, not a class: Llama, Mistral, Qwen and Gemma differ in a handful of switches. The
+torch forward (`decoder`) and the native kernels compute whatever this says.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Activation(enum.IntEnum):
+    """What the gate of a feed-forward layer goes through; the values are those of the native kernels."""
+
+    SILU = 0
+    GELU_TANH = 1
+    """GELU by its approximation with tanh."""
+
+
+class DecoderConfig(NamedTuple):
+    """Sizes and switches of a decoder.
+
+    One layer is: x += post_attention_norm(output(attend(attention_norm(x)))), then
+    x += post_ffn_norm(down(activation(gate(ffn_norm(x))) * up(ffn_norm(x)))); the two inner norms only with `post_norms`.
+    """
+
+    architecture: str
+    """Family, as GGUF files name it: "llama", "mistral", "qwen2", "qwen3" or "gemma3"."""
+    num_layers: int
+    hidden_size: int
+    ffn_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_len: int
+    norm_epsilon: float
+    rope_frequencies: NDArray[np.float32]
+    """[kinds, head_dim / 2]: radians per position of each pair of values; scaling, if any, is in it."""
+    rope_kinds: tuple[int, ...]
+    """Of each layer: which row of `rope_frequencies` is its own."""
+    windows: tuple[int, ...]
+    """Of each layer: how many positions a token sees, its own included; 0: all."""
+    query_scale: float
+    """What scores are multiplied by; mostly head_dim ** -0.5."""
+    activation: Activation = Activation.SILU
+    embedding_scale: float = 1.0
+    """What embeddings are multiplied by on their way in."""
+    interleaved_rope: bool = False
+    """Whether the two values that rotate together are neighbours (Llama's GGUF files), or half a head apart."""
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    """Whether each head's query and key are normed, before they rotate."""
+    post_norms: bool = False
+    attention_softcap: float = 0.0
+    """c of c * tanh(score / c); 0: none."""
+    logit_softcap: float = 0.0
+    """The same for logits."""
