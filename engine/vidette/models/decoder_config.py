@@ -1,7 +1,7 @@
 """What a decoder-only transformer is: sizes and switches, the same for every family and every file format.
 
-A family is a set of values here, not a class: Llama, Mistral, Qwen and Gemma differ in a handful of switches. The
-torch forward (`decoder`) and the native kernels compute whatever this says.
+A family is a set of values here, not a class: Llama, Mistral, Qwen and Gemma differ in a handful of switches.
+The torch forward (`decoder`) and the native kernels compute whatever this says.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Activation(enum.IntEnum):
 class DecoderConfig(NamedTuple):
     """Sizes and switches of a decoder.
 
-    One layer is: x += post_attention_norm(output(attend(attention_norm(x)))), then
-    x += post_ffn_norm(down(activation(gate(ffn_norm(x))) * up(ffn_norm(x)))); the two inner norms only with `post_norms`.
+    One layer is x += post_attention_norm(output(attend(attention_norm(x)))), then, with y = ffn_norm(x),
+    x += post_ffn_norm(down(activation(gate(y)) * up(y))). The two norms of what is added: with `post_norms`.
     """
 
     architecture: str
@@ -51,7 +51,7 @@ class DecoderConfig(NamedTuple):
     embedding_scale: float = 1.0
     """What embeddings are multiplied by on their way in."""
     interleaved_rope: bool = False
-    """Whether the two values that rotate together are neighbours (Llama's GGUF files), or half a head apart."""
+    """Whether the two values that rotate together are neighbours (Llama in GGUF); else half a head apart."""
     qkv_bias: bool = False
     qk_norm: bool = False
     """Whether each head's query and key are normed, before they rotate."""

@@ -1,7 +1,7 @@
 """The weights of a decoder as its file holds them: mapped, not copied, in whatever type they have.
 
-Readers of files (`gguf_decoder`, `folder`) make a `DecoderWeights`; the torch forward dequantises its matrices,
-the native kernels repack them.
+Readers of files (`gguf_decoder`, `folder`) make a `DecoderWeights`; the torch forward dequantises its
+matrices, the native kernels repack them.
 """
 
 from __future__ import annotations
