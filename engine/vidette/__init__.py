@@ -10,6 +10,7 @@ General layout:
 - `detokenizer`  token ids to text, a piece at a time
 - `transport`    frames between processes and threads; child processes
 - `models`       torch modules and the loaders of files
+- `kernels`      native kernels, and how they are compiled
 - `service`      the HTTP service
 - `cli`          the `vidette` command
 - `bench`        what `vidette bench` measures, with its baselines
@@ -42,6 +43,7 @@ from vidette.errors import EngineBroken as EngineBroken
 from vidette.errors import EngineClosed as EngineClosed
 from vidette.errors import EngineDraining as EngineDraining
 from vidette.errors import Error as Error
+from vidette.errors import KernelError as KernelError
 from vidette.errors import ModelError as ModelError
 from vidette.errors import Overloaded as Overloaded
 from vidette.errors import PromptTimeout as PromptTimeout

@@ -11,6 +11,7 @@ Error                         base; str() shows the offending value and says wha
  |   +- PromptTimeout         its prompt took too long to tokenise or to render
  |   +- RequestAborted        it was ended with all others
  +- ModelError                a model file is missing, damaged or not supported
+ +- KernelError               native kernels cannot be compiled or loaded
  +- EngineClosed              you closed the engine
  |   +- EngineDraining        it is being closed: what lives may end, and nothing new begins
  +- EngineBroken              a process of the engine ended, or a link to it broke
@@ -162,6 +163,10 @@ class RequestAborted(RequestError):  # noqa: N818  what happened to it
 
 class ModelError(Error):
     """A model file is missing, damaged or not supported."""
+
+
+class KernelError(Error):
+    """Native kernels cannot be compiled or loaded; an engine then computes with torch alone."""
 
 
 class EngineClosed(Error):  # noqa: N818

@@ -17,6 +17,7 @@ TAMPERED = {
     "protocol": ("vidette_protocol.ids", "time"),
     "pure": ("vidette.scheduler.blocks", "torch"),
     "compute": ("vidette.models.llama", "anyio"),
+    "kernels": ("vidette.kernels.library", "vidette.scheduler.loop"),
     "thread": ("vidette.scheduler.compute", "trio"),
     "torch": ("vidette.front.stream", "vidette.scheduler.policy"),
     "service": ("vidette.service", "vidette.front.manager"),

@@ -55,6 +55,7 @@ def first_line(path: Path) -> str:
 
 PATTERNS = [
     *(f"{folder}/**/*.py" for folder in ("engine", "protocol", "fuzz", "tests", "docs")),
+    *(f"engine/vidette/kernels/source/*.{suffix}" for suffix in ("cpp", "hpp")),
     "docs/**/*.md",
     "*.md",
     "*.toml",

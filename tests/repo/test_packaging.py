@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import vidette
+from vidette.kernels.build import SOURCE
 
 IMPORTED_BY_OTHERS = {
     "httptools": "uvicorn parses HTTP with it",
@@ -104,7 +105,9 @@ def test_the_wheel_has_all_of_the_packages_and_nothing_else(
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     modules = {path.relative_to(root).as_posix().partition("/")[2] for path in product}
     markers = {f"{package}/py.typed" for package in ("vidette", "vidette_protocol", "vidette_fuzz")}
-    assert names == modules | markers
+    sources = {f"vidette/kernels/source/{path.name}" for path in SOURCE.iterdir()}
+    assert "vidette/kernels/source/kernels.cpp" in sources
+    assert names == modules | markers | sources
 
 
 def test_the_source_distribution_can_be_built_and_tested(built: Path) -> None:
@@ -113,6 +116,7 @@ def test_the_source_distribution_can_be_built_and_tested(built: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt", "Makefile"}
     assert names >= {"tests/conftest.py", "docs/index.md", "engine/vidette/api.py", ".ci/run"}
+    assert names >= {f"engine/vidette/kernels/source/{path.name}" for path in SOURCE.iterdir()}
     assert not any("__pycache__" in name for name in names)
 
 

@@ -22,5 +22,13 @@ Every number comes with an honest baseline, measured in the same run, in turns w
 - `client`      the client that sends them
 - `prompts`     what they ask
 - `latency`     the definitions of what is measured of answers
+- `model`       steps of a model, against the floor and against llama.cpp
+- `steps`       what these steps are
+- `looped`      the same through the scheduler's loop
+- `bandwidth`   how fast memory is read
+- `others`      what other programs took of the machine meanwhile
+- `llama_cpp`   llama.cpp's own benchmark
+- `profile`     where the time of a step goes, as a table and a picture
+- `quality`     predictions against those of float32
 - `plot`        latency against load, as a picture
 """

@@ -1,7 +1,7 @@
 """The `vidette` command.
 
 - `main`       the parser; the one place where errors become sentences and exit statuses
-- `serve`, `generate`, `pull`, `demo`, `bench`, `fuzz`, `wire`   the subcommands
+- `serve`, `generate`, `pull`, `build_kernels`, `demo`, `bench`, `fuzz`, `wire`   the subcommands
 - `bench_load`   the one of `bench` that puts a server under load
 - `_options`   options that several of them have
 - `_run`       an async program that a signal ends in order

@@ -7,7 +7,7 @@ import math
 import os
 from typing import TYPE_CHECKING
 
-from vidette.cli import bench_load
+from vidette.cli import bench_load, bench_model
 from vidette.cli._options import add_backend_option
 from vidette.cli._run import Stop, run, say
 from vidette.config import Topology
@@ -61,7 +61,11 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     idle.add_argument("--topology", choices=("processes", "inline"), help="one of them (default: both)")
     idle.add_argument("--model", default="toy", metavar="NAME|PATH", help="as with generate (default: toy)")
     add_backend_option(idle)
-    for kind in (wire, scheduler, prefix, serve, idle):
+    model = kinds.add_parser("model", help="steps of a model, against the floor and against llama.cpp")
+    bench_model.add_model_options(model)
+    quality = kinds.add_parser("quality", help="predictions of a model, against its weights in float32")
+    bench_model.add_quality_options(quality)
+    for kind in (wire, scheduler, prefix, serve, idle, model, quality):
         kind.add_argument("--json", action="store_true", help="print a report as the last line")
 
 
@@ -73,6 +77,8 @@ def bench(options: argparse.Namespace) -> int:
         "prefix": _prefix,
         "serve": bench_load.bench_serve,
         "idle": _idle,
+        "model": bench_model.bench_model,
+        "quality": bench_model.bench_quality,
     }[options.kind]
     results, status = measure(options)
     if results is None:  # a signal came

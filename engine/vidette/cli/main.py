@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from vidette import __version__
-from vidette.cli import bench, demo, fuzz, generate, pull, serve, wire
+from vidette.cli import bench, build_kernels, demo, fuzz, generate, pull, serve, wire
 from vidette.errors import Error, UsageError
 
 INTERRUPTED = 130
@@ -74,6 +74,12 @@ def _make_parser() -> argparse.ArgumentParser:
     add("generate", "generate from one prompt", generate.generate, generate.add_parser)
     add("pull", "get a known model", pull.pull, pull.add_parser)
     add("demo", "serve a model, stream an answer from it, and stop", demo.demo, demo.add_parser)
+    add(
+        "build-kernels",
+        "compile the native kernels ahead of time",
+        build_kernels.build_kernels,
+        build_kernels.add_parser,
+    )
     add("bench", "measure parts of the engine against baselines", bench.bench, bench.add_parser)
     add("fuzz", "try to break the protocol", fuzz.fuzz, fuzz.add_parser)
     add("wire", "read what passed the links of an engine", wire.wire, wire.add_parser)

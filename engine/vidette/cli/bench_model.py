@@ -1,0 +1,196 @@
+"""`vidette bench model` and `vidette bench quality`: their options, and the models they are about."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vidette.cli._options import add_model_option
+from vidette.cli._run import say
+from vidette.errors import UsageError
+
+if TYPE_CHECKING:
+    from vidette.bench.llama_cpp import LlamaBench
+    from vidette.bench.profile import Profile
+    from vidette.bench.results import Results
+    from vidette.models import Model, ModelSource
+
+MODEL = "smollm2-135m-instruct"
+RUNS = 5
+PROFILE = "bench-model.png"
+DTYPES = ("auto", "float32")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `vidette bench model`."""
+    _add_common(parser)
+    parser.add_argument(
+        "--runs", type=_count, default=RUNS, metavar="N", help=f"values of each (default: {RUNS})"
+    )
+    parser.add_argument("--quick", action="store_true", help="few steps a run: values not to be quoted")
+    parser.add_argument(
+        "--profile",
+        nargs="?",
+        type=Path,
+        const=Path(PROFILE),
+        metavar="PNG",
+        help=f"where the time of a step goes, as a table and as a picture (default: {PROFILE})",
+    )
+    peer = parser.add_argument_group("peer")
+    peer.add_argument("--against", choices=("llama.cpp",), help="measured in turns with ours")
+    peer.add_argument("--llama-bin", type=Path, metavar="DIR", help="where llama-batched-bench is")
+    peer.add_argument(
+        "--llama-model", type=Path, metavar="PATH", help="its GGUF file (default: the same as ours)"
+    )
+
+
+def add_quality_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `vidette bench quality`."""
+    _add_common(parser)
+    parser.add_argument(
+        "--windows", type=_count, default=4, metavar="N", help="of 512 tokens each (default: 4)"
+    )
+    parser.add_argument(
+        "--text",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="what is read, as Markdown (default: docs/*.md of the checkout)",
+    )
+
+
+def bench_model(options: argparse.Namespace) -> tuple[Results | None, int]:
+    """Measure steps of a model."""
+    from vidette.bench.model import bench_model as measure  # noqa: PLC0415
+    from vidette.bench.model import weight_bytes_of  # noqa: PLC0415
+    from vidette.models import load_token_table, resolve  # noqa: PLC0415
+
+    source = resolve(options.model or MODEL)
+    if options.profile is not None:
+        _check_picture(options.profile)
+    with _threads(options.threads) as threads:
+        peer = _peer(options, source, threads)
+        model = _load(source, options.dtype)
+        results, profiles = measure(
+            model,
+            load_token_table(source),
+            weight_bytes=weight_bytes_of(model, source),
+            runs=options.runs,
+            say=say,
+            peer=peer,
+            quick=options.quick,
+            profile=options.profile is not None,
+        )
+    if peer is not None:
+        results.notes.append(f"llama.cpp computes {peer.model}")
+    if options.profile is not None:
+        _show_profile(options.profile, profiles, f"{source.name}, {threads} threads")
+    return results, 0
+
+
+def bench_quality(options: argparse.Namespace) -> tuple[Results | None, int]:
+    """Compare the predictions of a model with those of its weights in float32."""
+    from vidette.bench.quality import bench_quality as measure  # noqa: PLC0415
+    from vidette.bench.quality import find_texts, read_prose  # noqa: PLC0415
+    from vidette.models import load_tokenizer, resolve  # noqa: PLC0415
+
+    source = resolve(options.model or MODEL)
+    text = read_prose(find_texts(options.text))
+    with _threads(options.threads):
+        results = measure(
+            _load(source, options.dtype),
+            _load(source, "float32"),
+            load_tokenizer(source),
+            text,
+            windows=options.windows,
+            say=say,
+        )
+    return results, 0
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    add_model_option(parser)
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        help="auto: as it is served; float32: all of it (default: auto)",
+    )
+    parser.add_argument("--threads", type=_count, metavar="N", help="that compute (default: those of torch)")
+
+
+def _load(source: ModelSource, dtype: str) -> Model:
+    """Load a model as it is served, or as the reference that it is held to."""
+    from vidette.models import load_model  # noqa: PLC0415
+
+    say(f"loading {source.name} ({dtype})")
+    if dtype == "float32" and source.path is not None:
+        from vidette.models.llama import load_llama  # noqa: PLC0415
+
+        return load_llama(source.path, name=source.name)
+    return load_model(source)
+
+
+@contextmanager
+def _threads(wanted: int | None) -> Iterator[int]:
+    """Have torch compute with so many threads while the block runs."""
+    import torch  # noqa: PLC0415
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(wanted or before)
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+def _peer(options: argparse.Namespace, source: ModelSource, threads: int) -> LlamaBench | None:
+    if options.against is None:
+        return None
+    from vidette.bench.llama_cpp import LlamaBench  # noqa: PLC0415
+
+    if options.llama_bin is None:
+        raise UsageError(
+            "--against llama.cpp takes --llama-bin as well: where it was built", param="llama_bin"
+        )
+    path = options.llama_model or source.path
+    if path is None or not path.is_file():
+        raise UsageError(
+            f"llama.cpp takes a GGUF file, and {path or source.name} is none", param="llama_model"
+        )
+    return LlamaBench(options.llama_bin, path, threads=threads)
+
+
+def _check_picture(path: Path) -> None:
+    """Measure nothing for a picture that cannot be drawn."""
+    try:
+        import matplotlib as mpl  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise UsageError(
+            f"{error.name} is not installed; `pip install vidette[bench]` adds it", param="profile"
+        ) from error
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--profile is {path}, in a folder that is not there", param="profile")
+
+
+def _show_profile(path: Path, profiles: Mapping[str, Profile], title: str) -> None:
+    from vidette.bench.profile import plot_profile, profile_table  # noqa: PLC0415
+
+    for line in profile_table(profiles):
+        say(line)
+    try:
+        plot_profile(str(path), profiles, f"{title}: where the time of a step goes")
+    except OSError as error:
+        say(f"no picture: {error}")
+    else:
+        say(f"the picture is {path}")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number
