@@ -19,6 +19,9 @@ Supervision = Literal["fail", "restart"]
 Watchdog = Literal["report", "restart"]
 """What follows when heartbeats stay away: a sentence in the log, or the end of the processes."""
 
+Dtype = Literal["auto", "int8", "float32"]
+"""What weights are computed in."""
+
 SchedulePolicy = Literal["fcfs", "lpm", "lof"]
 """In what order requests of equal standing are begun."""
 MAX_DRAFT: Final = 32
@@ -43,7 +46,10 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
             together; more are refused as Overloaded. A text that was not tokenised yet counts with its bytes.
         tokenise_timeout: seconds that a prompt may take to tokenise, or a conversation to render, the wait
             for its turn included; then the request is refused as PromptTimeout.
-        threads: threads of the compute library; None leaves its default.
+        dtype: what weights are computed in. "auto": by native kernels, in the 4 or 8 bits that a GGUF file has
+            them in, and others in 8 bits for each block of 32. "int8": all in 8 bits. "float32": by torch,
+            exactly and several times slower; so are "auto" and "int8" where there are no native kernels.
+        threads: how many compute a step; None: one for each processor that this process may use.
         start_timeout: seconds until every process has to be ready. With "inline" the weights are read by a
             thread of this process, which cannot be stopped: opening then ends when that has ended.
         stop_timeout: seconds the processes have to end by themselves, once told to.
@@ -89,6 +95,7 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     max_requests: int = 4096
     max_queued_tokens: int = 16 * 1024 * 1024
     tokenise_timeout: float = 30.0
+    dtype: Dtype = "auto"
     threads: int | None = None
     start_timeout: float = 120.0
     stop_timeout: float = 5.0
@@ -165,6 +172,8 @@ def check_config(config: EngineConfig) -> EngineConfig:
     _check_scheduling(config)
     if config.max_restarts < 0:
         raise UsageError(f"max_restarts is {config.max_restarts}; it must be 0 or more", param="max_restarts")
+    if config.dtype not in ("auto", "int8", "float32"):
+        raise UsageError(f"dtype is {config.dtype!r}; it must be 'auto', 'int8' or 'float32'", param="dtype")
     if config.threads is not None and config.threads < 1:
         raise UsageError(f"threads is {config.threads}; it must be at least 1", param="threads")
     for name in ("tokenise_timeout", "start_timeout", "stop_timeout", "restart_delay", "max_restart_delay"):

@@ -10,7 +10,7 @@ import pytest
 from tests.process.conftest import DEADLINE
 from vidette import Completion, Engine, open_engine
 from vidette.testing import wait_quiescent
-from vidette.testing.crash import Victim, judge, run_crash
+from vidette.testing.crash import Victim, run_crash
 from vidette.testing.storm import run_storm
 
 pytestmark = pytest.mark.real_model
@@ -128,16 +128,11 @@ async def test_storm(engine: Engine) -> None:
 
 @pytest.mark.parametrize("victim", ["scheduler", "detokenizer"])
 async def test_streams_go_on_after_a_death(victim: Victim) -> None:
-    """Greedy and sampled: equal up to the first place at which the choice hangs by less than EPSILON.
-
-    What was computed token by token is computed anew as one chunk, whose logits are not equal bit for bit.
-    """
+    """Greedy and sampled, to the last token: what is computed anew as one chunk has the same bits."""
     with anyio.fail_after(2 * LONG):
         async with open_engine(MODEL, topology="processes", threads=1, supervision="restart") as engine:
             outcome = await run_crash(engine, victim=victim, streams=4, tokens=32)
             await wait_quiescent(engine, timeout=LONG)
     assert outcome.errors == []
+    assert outcome.differences == []
     assert (outcome.finished, outcome.resumed) == (4, 4)
-    different, ties = judge(outcome, MODEL)
-    assert different == []
-    assert ties <= 1  # on these prompts there were none

@@ -11,7 +11,7 @@ import msgspec
 from vidette.errors import UsageError
 
 PROGRAM: Final = "llama-batched-bench"
-SECONDS: Final = 600
+MOST_SECONDS: Final = 600
 """A run that takes longer has failed."""
 _CONTEXT_STEP: Final = 256
 """It makes the room for a stream up to multiples of this."""
@@ -75,7 +75,7 @@ class LlamaBench:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=SECONDS,
+                timeout=MOST_SECONDS,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -149,7 +149,9 @@ def bench_model(
     load = {"before": before, "after": os.getloadavg()[0]}
     details = {"profile": profiles, "load_average": load, "others": others}
     notes = _notes(model, bench, weight_bytes)
-    notes.append(f"load average at the start: {before:.1f}; other programs took up to {max(others):.0%} of a run")
+    notes.append(
+        f"load average at the start: {before:.1f}; other programs took up to {max(others):.0%} of a run"
+    )
     if max(others) >= NOTICEABLE:
         notes.append("the machine was not quiet: do not quote these values, nor the ratios")
     return Results(findings, notes, details), profiles

@@ -21,15 +21,24 @@ class Others:
         self._all, self._theirs = _read()
 
     def share(self) -> float:
-        """Return what others took since then, as a share of all cores: programs, and a host that lends them."""
+        """Return what others took since then, as a share of all cores; the host of these is one of them."""
         everything, theirs = _read()
         return max(0.0, theirs - self._theirs) / max(everything - self._all, 1e-9)
 
 
 def _read() -> tuple[float, float]:
-    """Return seconds of all cores since the start, and those that were not this process's or its children's."""
     first = Path("/proc/stat").read_text("ascii").partition("\n")[0]
-    ticks = [int(word) for word in first.split()[1 : 1 + _COLUMNS]]
-    a_second = os.sysconf("SC_CLK_TCK")
+    return _count(first, os.sysconf("SC_CLK_TCK"), sum(os.times()[:4]))
+
+
+def _count(line: str, ticks_a_second: int, ours: float) -> tuple[float, float]:
+    """Return seconds of all cores, and how many of them others took.
+
+    Args:
+        line: the first one of /proc/stat.
+        ticks_a_second: its unit.
+        ours: seconds that this process and its children took.
+    """
+    ticks = [int(word) for word in line.split()[1 : 1 + _COLUMNS]]
     busy = sum(ticks) - sum(ticks[column] for column in _IDLE)
-    return sum(ticks) / a_second, busy / a_second - sum(os.times()[:4])
+    return sum(ticks) / ticks_a_second, busy / ticks_a_second - ours

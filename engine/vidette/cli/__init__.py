@@ -3,6 +3,7 @@
 - `main`       the parser; the one place where errors become sentences and exit statuses
 - `serve`, `generate`, `pull`, `build_kernels`, `demo`, `bench`, `fuzz`, `wire`   the subcommands
 - `bench_load`   the one of `bench` that puts a server under load
+- `bench_model`  those of `bench` that are about a model: its steps, and its predictions
 - `_options`   options that several of them have
 - `_run`       an async program that a signal ends in order
 

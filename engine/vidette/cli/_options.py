@@ -21,6 +21,7 @@ ENGINE_OPTIONS = (
     "kv_events",
     "draft_tokens",
     "draft_corpus",
+    "dtype",
     "threads",
     "capture",
     "supervision",
@@ -36,6 +37,15 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="NAME|PATH",
         help="a known model, the path of a .gguf file, or 'toy' (default: smollm2-135m-instruct)",
+    )
+
+
+def add_dtype_option(parser: argparse._ActionsContainer) -> None:
+    """Add --dtype."""
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "int8", "float32"),
+        help="what weights are computed in: as the file has them, 8 bits, or torch's float32 (default: auto)",
     )
 
 
@@ -114,7 +124,8 @@ def add_engine_options(parser: argparse.ArgumentParser, *, topology: str) -> Non
     group.add_argument(
         "--draft-corpus", metavar="FILE", help="a text file in which guesses are looked up besides"
     )
-    group.add_argument("--threads", type=int, metavar="N", help="threads of the compute library")
+    add_dtype_option(group)
+    group.add_argument("--threads", type=int, metavar="N", help="how many threads compute a step")
     group.add_argument(
         "--capture", metavar="DIR", help="record what passes between processes, prompts included, in a folder"
     )

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from vidette.kernels.library import Kernels
     from vidette.models.decoder_config import DecoderConfig
 
+_BYTES_PER_VALUE: Final = 2
+
 LANES: Final = 16
 """Head sizes are multiples of it."""
 MAX_GROUP: Final = 48
@@ -68,11 +70,14 @@ class NativeDecoder:
     ) -> None:
         if (reason := why_not(config)) is not None:
             raise KernelError(f"{config.architecture} has {reason}")
-        self.info = info
+        self.info = info._replace(
+            kv_bytes_per_token=2 * _BYTES_PER_VALUE * config.num_layers * config.num_kv_heads * config.head_dim
+        )
         self.threads = threads or len(os.sched_getaffinity(0))
         self._config = config
         self._functions = bind(kernels.library)
         self._pool: NDArray[np.float16] | None = None
+        self._logits = torch.empty((0, config.vocab_size), dtype=torch.float32)
         frequencies = np.ascontiguousarray(config.rope_frequencies, dtype=np.float32)
         kinds, windows = np.array(config.rope_kinds, np.int32), np.array(config.windows, np.int32)
         shape = ShapeStruct.of(config, len(frequencies), self.threads)
@@ -112,9 +117,14 @@ class NativeDecoder:
         self._pool[:, list(blocks)] = payload.swapaxes(0, 1)
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Compute one step, as `Model.forward` says."""
+        """Compute one step, as `Model.forward` says; the next step overwrites what it returned."""
         assert self._pool is not None, "allocate() comes first"
-        logits = torch.empty((len(plan.logit_tokens), self._config.vocab_size), dtype=torch.float32)
+        count = len(plan.logit_tokens)
+        if count > len(
+            self._logits
+        ):  # memory that was written before: fresh pages cost more than all else here
+            self._logits = torch.empty((count, self._config.vocab_size), dtype=torch.float32)
+        logits = self._logits[:count]
         step = StepStruct.of(plan)
         if self._functions["step"](self._handle, ctypes.byref(step), logits.data_ptr()):
             raise KernelError("there is not enough memory for a step")

@@ -52,7 +52,7 @@ class Native:
     """The kernels of one target; each call checks that nothing was written past the end of a result."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+        self.library = library
 
     def pack(
         self, tensor_type: int, data: NDArray[np.uint8], rows: int, cols: int, *, force_p8: bool = False
@@ -61,7 +61,7 @@ class Native:
         packing = Packing.P4 if tensor_type in P4_TYPES and not force_p8 else Packing.P8
         num_quants, num_scales = packed_sizes(packing, max(rows, 0), max(cols, 0))
         quants, scales = _stale(num_quants, np.uint8), _stale(num_scales, np.uint16)
-        refused = self._library.vidette_pack(
+        refused = self.library.vidette_pack(
             ctypes.c_int32(tensor_type),
             _pointer(data),
             ctypes.c_int64(rows),
@@ -83,7 +83,7 @@ class Native:
         rows, cols = matrix.shape
         assert x.shape[1] == cols
         y = _stale(len(x) * rows, np.float32)
-        failed = self._library.vidette_test_linear(
+        failed = self.library.vidette_test_linear(
             ctypes.c_int32(matrix.packing),
             _pointer(matrix.quants),
             _pointer(matrix.scales),
@@ -121,7 +121,7 @@ class Native:
             *(len(rows.block_tables), num_tokens, rows.block_tables.shape[1], len(pool), threads, 0),
             *(_pointer(array) for array in (*kept, pool, out)),
         )
-        assert not self._library.vidette_test_attention(ctypes.byref(arguments))
+        assert not self.library.vidette_test_attention(ctypes.byref(arguments))
         _check_stale(out, q.size)
         return out[: q.size].reshape(q.shape)
 
@@ -129,7 +129,7 @@ class Native:
         """Return the normed rows of x."""
         y = _stale(x.size, np.float32)
         rows, size = x.shape
-        assert not self._library.vidette_test_norm(
+        assert not self.library.vidette_test_norm(
             _pointer(x),
             _pointer(weight),
             ctypes.c_int64(rows),
@@ -145,7 +145,7 @@ class Native:
     ) -> Floats:
         """Return rotated heads."""
         rotated = x.copy()
-        assert not self._library.vidette_test_rotate(
+        assert not self.library.vidette_test_rotate(
             _pointer(rotated),
             _pointer(positions),
             _pointer(frequencies),
@@ -157,7 +157,7 @@ class Native:
     def gated(self, gate: Floats, up: Floats, activation: int) -> Floats:
         """Return activation(gate) * up."""
         y = _stale(gate.size, np.float32)
-        assert not self._library.vidette_test_gate(
+        assert not self.library.vidette_test_gate(
             _pointer(gate), _pointer(up), ctypes.c_int64(gate.size), ctypes.c_int32(activation), _pointer(y)
         )
         _check_stale(y, gate.size)
@@ -166,7 +166,7 @@ class Native:
     def exp(self, x: Floats) -> Floats:
         """Return e^x."""
         y = _stale(x.size, np.float32)
-        assert not self._library.vidette_test_exp(_pointer(x), ctypes.c_int64(x.size), _pointer(y))
+        assert not self.library.vidette_test_exp(_pointer(x), ctypes.c_int64(x.size), _pointer(y))
         _check_stale(y, x.size)
         return y[: x.size]
 

@@ -78,7 +78,8 @@ class Clock {
 
 // --- the decoder --------------------------------------------------------------------------
 
-constexpr int kLayerPhases = 12;  // at most
+// At most, of a layer and of all that is not in one.
+constexpr int kLayerPhases = 12, kOtherPhases = 3;
 
 class Decoder {
   public:
@@ -145,7 +146,7 @@ class Decoder {
           ffn_(pad(shape.ffn_size)),
           queries_(pad(shape.num_heads * shape.head_dim)),
           keys_(pad(shape.num_kv_heads * shape.head_dim)),
-          team_(shape.threads, static_cast<int>(shape.num_layers * kLayerPhases + 2)) {}
+          team_(shape.threads, static_cast<int>(shape.num_layers * kLayerPhases + kOtherPhases)) {}
 
     static std::int64_t pad(std::int64_t size) { return blocks_of(size) * kBlock; }
 

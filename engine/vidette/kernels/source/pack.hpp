@@ -114,7 +114,14 @@ struct F32 {
 struct F16 {
     static constexpr std::int64_t values = 1, nbytes = 2;
     static void decode(const std::uint8_t *data, std::int64_t count, float *out) {
-        for (std::int64_t k = 0; k < count; k++) out[k] = load_scale(data + 2 * k);
+        std::int64_t k = 0;
+#if defined(__F16C__)
+        for (; k + 8 <= count; k += 8) {
+            const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i *>(data + 2 * k));
+            _mm256_storeu_ps(out + k, _mm256_cvtph_ps(halves));
+        }
+#endif
+        for (; k < count; k++) out[k] = load_scale(data + 2 * k);
     }
 };
 
@@ -300,19 +307,21 @@ inline std::uint16_t round_block(const float *values, std::uint8_t *u) {
     // Sizes of floats order as their bits do, and whatever is not finite comes after all that is.
     std::uint32_t largest = 0;
     for (int k = 0; k < 32; k++) largest = std::max(largest, float_bits(values[k]) & 0x7fffffffu);
-    std::uint16_t half = kHalfNan;
-    if (largest < 0x7f800000u) half = float_to_half(bits_float(largest) / 127.0f);
+    const std::uint16_t half = float_to_half(bits_float(largest) / 127.0f);
     if (half == 0 || !half_is_finite(half)) {
         std::memset(u, 128, 32);
         return half == 0 ? half : kHalfNan;
     }
     const float d = half_to_float(half);
     // The last place of a float beside 1.5 * 2^23 is 1: the addition rounds, and the low bits are the result.
+    // Only beside a subnormal d, itself rounded by up to a half, is there anything to clip.
     constexpr float rounder = 12582912.0f;
-    for (int k = 0; k < 32; k++) {
-        const float quant = std::min(std::max(values[k] / d, -127.0f), 127.0f);
-        u[k] = static_cast<std::uint8_t>(float_bits(quant + rounder) - float_bits(rounder) + 128u);
+    std::int32_t rounded[kBlock];
+    for (int k = 0; k < kBlock; k++) {
+        const std::uint32_t quant = float_bits(values[k] / d + rounder) - float_bits(rounder);
+        rounded[k] = std::min(std::max(static_cast<std::int32_t>(quant), -127), 127);
     }
+    for (int k = 0; k < kBlock; k++) u[k] = static_cast<std::uint8_t>(rounded[k] + 128);
     return half;
 }
 
@@ -344,8 +353,10 @@ template <class Source>
 void decode_block(const std::uint8_t *row, std::int64_t b, std::int64_t cols, float *out) {
     if constexpr (Source::values == 1) {
         const std::int64_t first = b * kBlock, count = std::min(kBlock, cols - first);
+        const std::uint8_t *from = row + first * Source::nbytes;
+        if (count == kBlock) return Source::decode(from, kBlock, out);
         std::fill(out + count, out + kBlock, 0.0f);
-        Source::decode(row + first * Source::nbytes, count, out);
+        Source::decode(from, count, out);
     } else {
         constexpr std::int64_t parts = Source::values / kBlock;
         Source::decode(row + b / parts * Source::nbytes, b % parts, out);

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstdint>
 #include <cstring>
 #include <ctime>
@@ -67,6 +68,9 @@ class Team {
     Team(int threads, int phases) : size_(std::clamp(threads, 1, kMaxThreads)), num_phases_(phases) {
         phases_ = new (std::nothrow) Phase[phases];
         if (!phases_) size_ = 1;
+        sigset_t none, before;  // signals are for the threads of the program
+        sigfillset(&none);
+        pthread_sigmask(SIG_SETMASK, &none, &before);
         for (int i = 1; i < size_; ++i) {
             starts_[i] = {this, i};
             if (pthread_create(&threads_[i], nullptr, &Team::enter, &starts_[i]) != 0) {
@@ -74,6 +78,7 @@ class Team {
                 break;
             }
         }
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
 
     ~Team() {
