@@ -218,6 +218,20 @@ def test_rows_that_are_no_numbers_touch_no_other(kernels: Native, bad: float, pa
     assert same_bits(results[2], good[2])
 
 
+@pytest.mark.parametrize("group", [1, 3, 4, 7])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_a_token_does_not_see_has_no_part_in_it(kernels: Native, bad: float, group: int) -> None:
+    """Values that are no numbers, of later tokens and of such as left the window: the same bits, and finite."""
+    heads = Heads(group, 1, 16, window=20)
+    requests, stale = some_requests(np.random.default_rng(0), [70], heads)
+    [good] = step(kernels, requests, [Chunk(0, 0, 70)], stale.copy(), heads)
+    requests[0].v[30] = bad
+    [result] = step(kernels, requests, [Chunk(0, 0, 70)], stale.copy(), heads)
+    assert same_bits(result[:30], good[:30])
+    assert not np.isfinite(result[30:50]).any()
+    assert same_bits(result[50:], good[50:])
+
+
 @pytest.mark.parametrize("heads", [Heads(2, 1, 16), Heads(2, 1, 16, window=512), Heads(3, 1, 64, cap=30.0)])
 @pytest.mark.parametrize("new", [1, 2, 17])
 def test_long_contexts(kernels: Native, heads: Heads, new: int) -> None:

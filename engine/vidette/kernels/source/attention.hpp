@@ -85,14 +85,15 @@ inline void score_tile(const float *q, std::int64_t head_dim, const T *const *ke
     for (; b < blocks; ++b) score<Q, 1>(q, head_dim, keys + b, scores + b * kBlockTokens);
 }
 
-// mixed = mixed * keep + weights times values, for Q queries and N vectors of the head from value d on.
+// mixed = mixed * keep + weights times values of tokens [first, last), for Q queries and N vectors of the head from
+// value d on.
 template <int Q, int N, class T>
-inline void mix(const float *weights, const float *keep, const T *const *values, int tokens, std::int64_t head_dim,
-                std::int64_t d, float *mixed) {
+inline void mix(const float *weights, const float *keep, const T *const *values, int first, int last,
+                std::int64_t head_dim, std::int64_t d, float *mixed) {
     Vec acc[Q][N];
     for (int i = 0; i < Q; ++i)
         for (int n = 0; n < N; ++n) acc[i][n] = load(mixed + i * head_dim + d + n * kLanes) * all(keep[i]);
-    for (int t = 0; t < tokens; ++t) {
+    for (int t = first; t < last; ++t) {
         const T *at = values[t / kBlockTokens] + t % kBlockTokens * head_dim + d;
         Vec v[N];
         for (int n = 0; n < N; ++n) v[n] = load(at + n * kLanes);
@@ -105,13 +106,30 @@ inline void mix(const float *weights, const float *keep, const T *const *values,
         for (int n = 0; n < N; ++n) store(mixed + i * head_dim + d + n * kLanes, acc[i][n]);
 }
 
+// The same for the whole head; then nothing more is to be kept.
 template <int Q, class T>
-inline void mix_tile(const float *weights, const float *keep, const T *const *values, int tokens, std::int64_t head_dim,
-                     float *mixed) {
+inline void mix_head(const float *weights, float *keep, const T *const *values, int first, int last,
+                     std::int64_t head_dim, float *mixed) {
     std::int64_t d = 0;
     for (; d + kMixVecs * kLanes <= head_dim; d += kMixVecs * kLanes)
-        mix<Q, kMixVecs>(weights, keep, values, tokens, head_dim, d, mixed);
-    for (; d < head_dim; d += kLanes) mix<Q, 1>(weights, keep, values, tokens, head_dim, d, mixed);
+        mix<Q, kMixVecs>(weights, keep, values, first, last, head_dim, d, mixed);
+    for (; d < head_dim; d += kLanes) mix<Q, 1>(weights, keep, values, first, last, head_dim, d, mixed);
+    std::fill_n(keep, Q, 1.0f);
+}
+
+// The same for a tile of which each query sees [low, high): what all of them see together, the rest one by one, so that
+// a value which a query does not see has no part in it even if it is infinite.
+template <int Q, class T>
+inline void mix_tile(const float *weights, float *keep, const T *const *values, const int *low, const int *high,
+                     std::int64_t head_dim, float *mixed) {
+    const int first = *std::max_element(low, low + Q), last = std::max(first, *std::min_element(high, high + Q));
+    const auto alone = [&](int i, int from, int to) {
+        if (from < to)
+            mix_head<1>(weights + i * kTileTokens, keep + i, values, from, to, head_dim, mixed + i * head_dim);
+    };
+    for (int i = 0; i < Q; ++i) alone(i, low[i], std::min(first, high[i]));
+    mix_head<Q>(weights, keep, values, first, last, head_dim, mixed);
+    for (int i = 0; i < Q; ++i) alone(i, last, high[i]);
 }
 
 // Calls f with the number of queries as a constant, four at a time.
@@ -130,7 +148,6 @@ inline void by_fours(std::int64_t queries, F &&f) {
 // The softmax of one query goes on with one tile: scores become weights, for positions [low, high) of the tile.
 inline void soften_tile(float *scores, int low, int high, float softcap, float &most, float &total, float &keep) {
     if (low >= high) {  // sees nothing of it
-        std::memset(scores, 0, kTileTokens * sizeof(float));
         keep = 1.0f;
         return;
     }
@@ -205,18 +222,19 @@ inline void attend(const AttentionShape &shape, const AttentionPiece &piece, std
                 score_tile<Q>(own + i * dim, dim, wide_keys, blocks, scores + i * kTileTokens);
             else
                 score_tile<Q>(own + i * dim, dim, keys, blocks, scores + i * kTileTokens);
-            for (std::int64_t j = i; j < i + Q; ++j) {
+            int low[Q], high[Q];
+            for (int n = 0; n < Q; ++n) {
+                const std::int64_t j = i + n;
                 const std::int64_t position = piece.position + j / group;
                 const std::int64_t from = shape.window ? position + 1 - shape.window : 0;
-                const int low = static_cast<int>(std::clamp<std::int64_t>(from - start, 0, kTileTokens));
-                const int high = static_cast<int>(std::clamp<std::int64_t>(position + 1 - start, 0, seen));
-                soften_tile(scores + j * kTileTokens, low, high, shape.softcap, most[j], total[j], keep[j]);
+                low[n] = static_cast<int>(std::clamp<std::int64_t>(from - start, 0, kTileTokens));
+                high[n] = static_cast<int>(std::clamp<std::int64_t>(position + 1 - start, 0, seen));
+                soften_tile(scores + j * kTileTokens, low[n], high[n], shape.softcap, most[j], total[j], keep[j]);
             }
-            const int visible = static_cast<int>(std::min<std::int64_t>(seen, latest + 1 - start));
             if (convert)
-                mix_tile<Q>(scores + i * kTileTokens, keep + i, wide_values, visible, dim, mixed + i * dim);
+                mix_tile<Q>(scores + i * kTileTokens, keep + i, wide_values, low, high, dim, mixed + i * dim);
             else
-                mix_tile<Q>(scores + i * kTileTokens, keep + i, values, visible, dim, mixed + i * dim);
+                mix_tile<Q>(scores + i * kTileTokens, keep + i, values, low, high, dim, mixed + i * dim);
         });
     }
 

@@ -74,11 +74,10 @@ inline void rotate(float *x, std::int64_t head_dim, const float *cosines, const 
 }
 
 inline Vec activate(Activation kind, Vec x) {
-    const Vec one = all(1.0f);
-    if (kind == Activation::kSilu) return x / (one + exp(-x));
-    // x/2 * (1 + tanh(z)) = x / (1 + e^-2z), z = sqrt(2/pi) * (x + 0.044715 x^3)
+    // x / (1 + e^-2z) is x/2 * (1 + tanh(z)): z = x/2 for SiLU, sqrt(2/pi) * (x + 0.044715 x^3) for GELU.
     const Vec z = all(0.7978845608f) * fma(all(0.044715f) * x * x, x, x);
-    return x / (one + exp(-(z + z)));
+    const Vec twice = kind == Activation::kSilu ? x : z + z;
+    return zero_where_below(x / (all(1.0f) + exp(-twice)), x, all(-87.0f));
 }
 
 inline Vec soften(Vec x, float cap) { return all(cap) * tanh(x / all(cap)); }
