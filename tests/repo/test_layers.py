@@ -16,7 +16,7 @@ ROOTS = ("engine", "protocol", "fuzz")
 TAMPERED = {
     "protocol": ("vidette_protocol.ids", "time"),
     "pure": ("vidette.scheduler.blocks", "torch"),
-    "compute": ("vidette.models.llama", "anyio"),
+    "compute": ("vidette.models.decoder", "anyio"),
     "kernels": ("vidette.kernels.library", "vidette.scheduler.loop"),
     "thread": ("vidette.scheduler.compute", "trio"),
     "torch": ("vidette.front.stream", "vidette.scheduler.policy"),

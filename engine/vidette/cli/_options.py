@@ -36,7 +36,8 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="NAME|PATH",
-        help="a known model, the path of a .gguf file, or 'toy' (default: smollm2-135m-instruct)",
+        help="a known model, the path of a .gguf file or of a Hugging Face folder, or 'toy' "
+        "(default: smollm2-135m-instruct)",
     )
 
 

@@ -14,11 +14,16 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     from vidette.models import KNOWN_MODELS  # noqa: PLC0415
 
     parser.add_argument("name", metavar="NAME", help=f"one of: {', '.join(KNOWN_MODELS)}")
+    terms = "; ".join(f"{name}: {model.terms}" for name, model in KNOWN_MODELS.items())
+    parser.epilog = f"Models come under the terms of their makers: {terms}."
 
 
 def pull(options: argparse.Namespace) -> int:
-    """Get a model, or check the one that is there; print the path of its file."""
+    """Get a model, or check the one that is there; print the path of its file, and on stderr its terms."""
+    from vidette.models import KNOWN_MODELS  # noqa: PLC0415
+
     print(pull_with_progress(options.name))
+    say(f"{options.name} is published under: {KNOWN_MODELS[options.name].terms}")
     return 0
 
 

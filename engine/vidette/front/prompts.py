@@ -73,6 +73,11 @@ class Prompts:
                 ids = await self._in_time("tokenised", lambda: self._tokenizer.encode(text))
             if not len(ids):
                 raise UsageError("text has no tokens; a prompt has at least one", param="text")
+            if (most := ids.max()) >= self._vocab_size:  # tokenizers may know names that models do not
+                raise UsageError(
+                    f"text has the token {most}; token ids of this model are 0 to {self._vocab_size - 1}",
+                    param="text",
+                )
         return ids.data.cast("B")
 
     async def render(self, messages: Sequence[Mapping[str, str]]) -> str:

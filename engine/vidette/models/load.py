@@ -9,10 +9,16 @@ detokenizer loads the token table (NumPy alone). So each import sits in the func
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vidette.models.interface import Model, ModelInfo, Tokenizer, TokenTable
 from vidette.models.store import ModelSource
 from vidette.models.toy_tokenizer import ToyTokenizer, toy_info, toy_token_table
+
+if TYPE_CHECKING:
+    from vidette.models.decoder_config import DecoderConfig
+    from vidette.models.weights import DecoderWeights
 
 
 def load_model(source: ModelSource, *, progress: Callable[[int, int], None] | None = None) -> Model:
@@ -20,18 +26,39 @@ def load_model(source: ModelSource, *, progress: Callable[[int, int], None] | No
 
     Args:
         source: from `resolve`.
-        progress: called with (tensors done, tensors in all) while weights load.
+        progress: called with (matrices done, matrices in all) while weights load.
 
     Raises:
-        ModelError: the file is missing, damaged or of a kind we do not support.
+        ModelError: something is missing, damaged or of a kind we do not support.
     """
     if source.path is None:
         from vidette.models.toy import ToyModel
 
         return ToyModel()
-    from vidette.models.llama import load_llama
+    from vidette.models.decoder import Decoder
 
-    return load_llama(source.path, name=source.name, progress=progress)
+    return Decoder(*read_decoder(source.path, source.name), progress=progress)
+
+
+def read_decoder(path: Path, name: str) -> tuple[DecoderConfig, DecoderWeights, ModelInfo]:
+    """Read what a decoder is and map its weights; imports no torch.
+
+    Args:
+        path: a GGUF file, or a folder with config.json and safetensors files.
+        name: name under which it is served.
+
+    Raises:
+        ModelError: something is missing, damaged or of a kind we do not support.
+    """
+    if path.is_dir():
+        from vidette.models.folder import read_folder_decoder
+        from vidette.models.tokenizer_json import folder_start_token
+
+        return read_folder_decoder(path, name, folder_start_token(path))
+    from vidette.models.gguf import GGUFFile
+    from vidette.models.gguf_decoder import read_gguf_decoder
+
+    return read_gguf_decoder(GGUFFile(path), name)
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
@@ -42,6 +69,10 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
     """
     if source.path is None:
         return ToyTokenizer()
+    if source.path.is_dir():
+        from vidette.models.folder_tokenizer import build_folder_tokenizer
+
+        return build_folder_tokenizer(source.path)
     from vidette.models.gguf import GGUFFile
     from vidette.models.tokenizer import build_tokenizer
 
@@ -56,6 +87,10 @@ def load_token_table(source: ModelSource) -> TokenTable:
     """
     if source.path is None:
         return toy_token_table()
+    if source.path.is_dir():
+        from vidette.models.tokenizer_json import folder_token_table, read_folder_tokenizer
+
+        return folder_token_table(read_folder_tokenizer(source.path))
     from vidette.models.gguf import GGUFFile
     from vidette.models.vocabulary import read_token_table
 
@@ -70,7 +105,12 @@ def read_info(source: ModelSource) -> ModelInfo:
     """
     if source.path is None:
         return toy_info()
-    from vidette.models.gguf import GGUFFile
-    from vidette.models.llama_config import read_llama_info
+    if source.path.is_dir():
+        from vidette.models.folder import read_folder_info
+        from vidette.models.tokenizer_json import folder_start_token
 
-    return read_llama_info(GGUFFile(source.path), source.name)
+        return read_folder_info(source.path, source.name, folder_start_token(source.path))
+    from vidette.models.gguf import GGUFFile
+    from vidette.models.gguf_decoder import read_gguf_info
+
+    return read_gguf_info(GGUFFile(source.path), source.name)

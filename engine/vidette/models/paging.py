@@ -6,6 +6,7 @@ row does not pad all the others to its length.
 
 A padded position never reads memory of another row: it repeats a token, or a slot, of its own row, and the
 mask takes it out. So whatever a recycled block holds, even values that are not finite, it cannot leak.
+A layer with a window reads no position that none of the row's new tokens sees.
 """
 
 # ruff: noqa: N803, N806, N815  array names end in their shape: R rows, T tokens, Q queries, C context
@@ -13,6 +14,7 @@ mask takes it out. So whatever a recycled block holds, even values that are not 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -31,9 +33,17 @@ class AttentionGroup(NamedTuple):
     queries_RQ: torch.Tensor
     """int64: index of each query among the step's tokens; padding repeats the row's first."""
     slots_RC: torch.Tensor
-    """int64: slot in the pool of each context position; padding repeats the row's first."""
+    """int64: slot in the pool of each position the row sees; padding repeats the row's first."""
     mask_R1NC: torch.Tensor
     """float32, added to the scores: 0 where a query sees a position, -inf elsewhere."""
+
+
+class AttentionLayout(NamedTuple):
+    """What all layers with the same window share."""
+
+    groups: list[AttentionGroup]
+    order_T: torch.Tensor | None
+    """int64: place of each token in the concatenated outputs of the groups; None if that is its own place."""
 
 
 class StepLayout(NamedTuple):
@@ -41,38 +51,58 @@ class StepLayout(NamedTuple):
 
     slots_T: torch.Tensor
     """int64: where each token's key and value go."""
-    groups: list[AttentionGroup]
-    order_T: torch.Tensor | None
-    """int64: place of each token in the concatenated outputs of the groups; None if that is its own place."""
+    attention: dict[int, AttentionLayout]
+    """By window; windows that reach over every context share one."""
 
 
-def lay_out(plan: StepPlan, heads_per_kv_head: int) -> StepLayout:
+def lay_out(plan: StepPlan, heads_per_kv_head: int, windows: Collection[int] = (0,)) -> StepLayout:
     """Compute the indices and masks of a step.
 
     Args:
         plan: the step.
         heads_per_kv_head: heads that share a key-value head; each counts as a query of its own, next to the
             others of its token.
+        windows: how many positions a token sees, its own included, for each window that a layer has; 0: all.
     """
-    starts_R, num_new_R = plan.row_starts[:-1].astype(np.int64), np.diff(plan.row_starts)
-    rows_T = np.repeat(np.arange(len(num_new_R)), num_new_R)
+    rows_T = np.repeat(np.arange(len(plan.context_lens)), np.diff(plan.row_starts))
     slots_T = _slots(plan.block_tables[rows_T], plan.positions[:, None])[:, 0]
+    longest = int(plan.context_lens.max(initial=0))
+    different: dict[int, AttentionLayout] = {}
+    attention: dict[int, AttentionLayout] = {}
+    for window in {*windows}:
+        effective = window if 0 < window < longest else 0
+        if effective not in different:
+            different[effective] = _lay_out_attention(plan, heads_per_kv_head, effective)
+        attention[window] = different[effective]
+    return StepLayout(torch.from_numpy(slots_T), attention)
 
-    # Rows of one kind: whether they have several new tokens, and the doublings of their context.
-    doublings_R = np.ceil(np.log2(np.maximum(plan.context_lens, _SHORT_CONTEXT))).astype(np.int64)
+
+def _lay_out_attention(plan: StepPlan, heads_per_kv_head: int, window: int) -> AttentionLayout:
+    """Sort the rows into groups; context positions count from the first that the row's first token sees."""
+    starts_R, num_new_R = plan.row_starts[:-1].astype(np.int64), np.diff(plan.row_starts)
+    unseen_R = np.zeros_like(starts_R)
+    if window:
+        unseen_R = np.maximum(plan.context_lens - num_new_R - window + 1, 0).astype(np.int64)
+    seen_R = plan.context_lens - unseen_R
+
+    # Rows of one kind: whether they have several new tokens, and the doublings of what they see.
+    doublings_R = np.ceil(np.log2(np.maximum(seen_R, _SHORT_CONTEXT))).astype(np.int64)
     kinds_R = 2 * doublings_R + (num_new_R > 1)
     groups: list[AttentionGroup] = []
-    order_T = np.empty(len(rows_T), dtype=np.int64)
+    order_T = np.empty(len(plan.positions), dtype=np.int64)
     done = 0
     for kind in np.unique(kinds_R):
         rows = np.flatnonzero(kinds_R == kind)
         steps_Q = np.arange(num_new_R[rows].max())
         real_RQ = steps_Q < num_new_R[rows, None]
         queries_RQ = starts_R[rows, None] + np.where(real_RQ, steps_Q, 0)
-        positions_C = np.arange(plan.context_lens[rows].max())
-        own_RC = np.where(positions_C < plan.context_lens[rows, None], positions_C, 0)
-        last_visible_RN = plan.positions[queries_RQ].repeat(heads_per_kv_head, axis=1)
-        visible_RNC = positions_C <= last_visible_RN[:, :, None]
+        places_C = np.arange(seen_R[rows].max())
+        own_RC = unseen_R[rows, None] + np.where(places_C < seen_R[rows, None], places_C, 0)
+        last_RQ = plan.positions[queries_RQ] - unseen_R[rows, None]
+        last_RN1 = last_RQ.repeat(heads_per_kv_head, axis=1)[:, :, None]
+        visible_RNC = places_C <= last_RN1
+        if window:
+            visible_RNC &= places_C > last_RN1 - window
         groups.append(
             AttentionGroup(
                 torch.from_numpy(queries_RQ),
@@ -83,7 +113,7 @@ def lay_out(plan: StepPlan, heads_per_kv_head: int) -> StepLayout:
         order_T[queries_RQ[real_RQ]] = done + np.flatnonzero(real_RQ)
         done += real_RQ.size
     in_place = done == len(order_T) and bool((order_T == np.arange(done)).all())
-    return StepLayout(torch.from_numpy(slots_T), groups, None if in_place else torch.from_numpy(order_T))
+    return AttentionLayout(groups, None if in_place else torch.from_numpy(order_T))
 
 
 def _slots(

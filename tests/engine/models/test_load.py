@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +33,17 @@ def test_no_process_imports_more_than_it_needs(
     source = "toy" if name == "toy" else str(tiny_llama_path)
     imported = _imported_by(f"from vidette.models import *\n{function}(resolve({source!r}))")
     assert imported == (set() if name == "toy" else allowed)
+
+
+def test_a_folder_is_read_without_torch(tiny_model: Callable[[str], Any], tmp_path: Path) -> None:
+    tiny_model("gemma3").save_pretrained(tmp_path)
+    code = (
+        "from vidette.models import *\nfrom vidette.models.load import read_decoder\n"
+        f"source = resolve({str(tmp_path)!r})\n"
+        "info = read_info(source)\nassert info == read_decoder(source.path, source.name)[2]\n"
+        "assert info.architecture == 'gemma3'"
+    )
+    assert _imported_by(code) == set()
 
 
 def test_the_map_of_the_package_imports_nothing_heavy() -> None:

@@ -68,6 +68,54 @@ def test_a_file_is_found_by_path(tmp_path: Path) -> None:
     assert resolve(str(path)) == ModelSource("my.model", path)
 
 
+def _folder(path: Path, *names: str) -> Path:
+    path.mkdir()
+    for name in names:
+        (path / name).touch()
+    return path
+
+
+def test_a_directory_is_found_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _folder(
+        tmp_path / "My-Model-1B", "config.json", "model-00001-of-00002.safetensors", "pytorch_model.bin"
+    )
+    assert resolve(str(path)) == ModelSource("My-Model-1B", path)
+    assert resolve(f"{path}/") == ModelSource("My-Model-1B", path)
+    monkeypatch.chdir(path)
+    assert resolve(".") == ModelSource("My-Model-1B", Path())
+
+
+@pytest.mark.parametrize(
+    ("names", "fault"),
+    [
+        (
+            [],
+            r"has no config\.json; a model's directory has config\.json, \*\.safetensors and tokenizer\.json",
+        ),
+        (["model.safetensors"], r"has no config\.json; "),
+        (["adapter_config.json", "adapter_model.safetensors"], "it is an adapter, not a whole model"),
+        (["config.json", "b.gguf", "a.gguf"], r"give the path of the file in it, such as .*/m/a\.gguf"),
+        (
+            ["config.json", "pytorch_model.bin"],
+            r"weights in pytorch_model\.bin, .*get the model as \*\.safetensors",
+        ),
+        (["config.json", "consolidated.00.pth"], r"weights in consolidated\.00\.pth"),
+        (["config.json", "tokenizer.json"], r"no weights: there is config\.json, but no \*\.safetensors"),
+    ],
+)
+def test_a_directory_that_cannot_be_loaded_is_refused_with_what_would_be_right(
+    names: list[str], fault: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=fault):
+        resolve(str(_folder(tmp_path / "m", *names)))
+
+
+@pytest.mark.parametrize("name", ["", "x" * 5000, "a\0b", "some/where"])
+def test_what_cannot_be_a_path_is_an_unknown_name(name: str) -> None:
+    with pytest.raises(UsageError, match=r"unknown model .*directory with config\.json"):
+        resolve(name)
+
+
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=f"unknown model 'gpt-7': .*toy, {NAME}"):
         resolve("gpt-7")

@@ -16,8 +16,8 @@ from tokenizers import pre_tokenizers
 from vidette.errors import ChatTemplateError, ModelError
 from vidette.models import ModelSource, TokenTable, load_token_table, load_tokenizer, read_info
 from vidette.models.gguf import GGUFFile
-from vidette.models.tokenizer import ByteLevelTokenizer, build_tokenizer
-from vidette.models.vocabulary import read_token_table
+from vidette.models.tokenizer import BPETokenizer, build_tokenizer
+from vidette.models.vocabulary import byte_level_bytes, read_start_token, read_token_table
 
 TEXTS = [
     "",
@@ -59,7 +59,7 @@ KNOWN_CHARACTERS = st.characters(
 class Both(NamedTuple):
     """The two directions; a short repr, since Hypothesis prints the arguments of a test."""
 
-    tokenizer: ByteLevelTokenizer
+    tokenizer: BPETokenizer
     table: TokenTable
 
     def __repr__(self) -> str:
@@ -77,7 +77,7 @@ class Both(NamedTuple):
 @pytest.fixture(scope="module")
 def real(real_source: ModelSource) -> Both:
     tokenizer = load_tokenizer(real_source)
-    assert isinstance(tokenizer, ByteLevelTokenizer)
+    assert isinstance(tokenizer, BPETokenizer)
     return Both(tokenizer, load_token_table(real_source))
 
 
@@ -238,6 +238,79 @@ def test_the_first_token_is_added_once_where_the_model_wants_it(
     assert tokenizer.encode("<|im_end|>a").tolist() == [258, ord("a")]
 
 
+@pytest.mark.parametrize("pre", ["llama-bpe", "llama3", "llama-v3", "tekken", "qwen2", "gpt-2"])
+@pytest.mark.parametrize("said", [None, True, False])
+def test_vocabularies_of_some_words_begin_every_text_unless_the_header_says_otherwise(
+    pre: str, said: bool | None, tmp_path: Path, write_gguf: Callable[..., Path]
+) -> None:
+    metadata = {"tokenizer.ggml.pre": pre, "tokenizer.ggml.add_bos_token": said}
+    file = GGUFFile(write_gguf(tmp_path / "words.gguf", metadata=metadata))
+    begins = pre not in {"qwen2", "gpt-2"} if said is None else said
+    assert build_tokenizer(file).encode("th").tolist() == ([258] if begins else []) + [256]
+    assert read_start_token(file) == (258 if begins else None)
+
+
+_WORDS = {
+    "gpt-2": "I|'|LL| say|:|HelloWorld| 123456|  \n\n| x|/.|\n | éa",
+    "smollm": "I|'|LL| say|:|HelloWorld| |1|2|3|4|5|6|  \n\n| x|/.|\n | éa",
+    "llama-bpe": "I|'LL| say|:HelloWorld| |123|456|  \n\n| x|/.\n| | éa",
+    "llama3": "I|'LL| say|:HelloWorld| |123|456|  \n\n| x|/.\n| | éa",
+    "llama-v3": "I|'LL| say|:HelloWorld| |123|456|  \n\n| x|/.\n| | éa",
+    "qwen2": "I|'LL| say|:HelloWorld| |1|2|3|4|5|6|  \n\n| x|/.\n| | éa",
+    "tekken": "I|'LL| say|:Hello|World| |1|2|3|4|5|6|  \n\n| x|/.\n| | éa",
+}
+
+
+@pytest.mark.parametrize("pre", _WORDS)
+def test_where_a_text_is_cut_into_words(pre: str, tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
+    file = GGUFFile(write_gguf(tmp_path / "words.gguf", metadata={"tokenizer.ggml.pre": pre}))
+    cut = build_tokenizer(file)._tokenizer.pre_tokenizer
+    assert cut is not None
+    words = [word for word, _ in cut.pre_tokenize_str(_WORDS["gpt-2"].replace("|", ""))]
+    assert "|".join(b.decode() for b in byte_level_bytes(words)) == _WORDS[pre]
+
+
+@pytest.mark.parametrize(("pre", "whole"), [("llama-bpe", True), ("tekken", True), ("qwen2", False)])
+def test_a_word_that_is_a_token_needs_no_merges_for_some(
+    pre: str, whole: bool, tmp_path: Path, write_gguf: Callable[..., Path]
+) -> None:
+    metadata = {
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.merges": ["t h"],  # none for " th"
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    tokenizer = build_tokenizer(GGUFFile(write_gguf(tmp_path / "whole.gguf", metadata=metadata)))
+    assert tokenizer.encode(" th").tolist() == ([257] if whole else [32, 256])
+
+
+def test_letters_and_accents_are_joined_only_for_qwen2(
+    tmp_path: Path, write_gguf: Callable[..., Path]
+) -> None:
+    for pre, spelled in (("qwen2", "é"), ("gpt-2", "e\u0301")):
+        file = GGUFFile(write_gguf(tmp_path / f"{pre}.gguf", metadata={"tokenizer.ggml.pre": pre}))
+        tokenizer = build_tokenizer(file)
+        assert tokenizer.encode("e\u0301").tolist() == [*spelled.encode()]
+
+
+def test_no_more_is_told_of_a_text_whose_letters_are_joined(
+    tiny_vocabulary: list[str], tmp_path: Path, write_gguf: Callable[..., Path]
+) -> None:
+    left, right = (tiny_vocabulary[byte] for byte in "\u0390".encode())
+    tokens = [*tiny_vocabulary[:256], left + right]
+    metadata = {
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * len(tokens),
+        "tokenizer.ggml.merges": [f"{left} {right}"],
+        "tokenizer.ggml.eos_token_id": None,
+        "tokenizer.ggml.bos_token_id": None,
+    }
+    tokenizer = build_tokenizer(GGUFFile(write_gguf(tmp_path / "joined.gguf", metadata=metadata)))
+    worst = "\u1fbe\u0308\u0301" * 100  # 7 bytes become 2, and those a token
+    assert tokenizer.encode(worst).tolist() == [256] * 100
+    assert 50 < tokenizer.fewest_tokens(worst, 1000) <= 100
+
+
 def test_digits_are_cut_apart_only_for_smollm(tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
     vocabulary = [*map(chr, range(33, 127)), "Ġ", "12", "ĠĠ"]
     metadata: dict[str, Any] = {
@@ -267,10 +340,9 @@ def test_digits_are_cut_apart_only_for_smollm(tmp_path: Path, write_gguf: Callab
             "tokenizer 'bert' is not supported; 'gpt2' and 'llama' are",
         ),
         (
-            {"tokenizer.ggml.model": "llama"},
-            "text cannot be tokenized for a 'llama' vocabulary; 'gpt2' is supported",
+            {"tokenizer.ggml.pre": "falcon"},
+            "'falcon' is not supported; supported are gpt-2, smollm, llama-bpe",
         ),
-        ({"tokenizer.ggml.pre": "tekken"}, "'tekken' is not supported; supported are gpt-2, smollm"),
         ({"tokenizer.ggml.pre": None}, r"the metadata has no tokenizer\.ggml\.pre"),
         ({"tokenizer.ggml.tokens": None}, r"tokenizer\.ggml\.tokens is absent"),
         ({"tokenizer.ggml.token_type": [1, 2]}, "260 tokens, but 2 token types"),

@@ -1,4 +1,4 @@
-"""The Llama forward on the default model, against transformers on the same weights."""
+"""The forward on the default model, against transformers on the same weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.engine.models.families import read_state
 
 from vidette.models import (
     BLOCK_SIZE,
@@ -51,7 +52,6 @@ def hf_model(real_source: ModelSource) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     assert real_source.path is not None
-    file = GGUFFile(real_source.path)
     config = LlamaConfig(
         vocab_size=49152,
         hidden_size=576,
@@ -64,32 +64,9 @@ def hf_model(real_source: ModelSource) -> Any:
         rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
         tie_word_embeddings=True,
     )
-    names = {
-        "input_layernorm": "attn_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "post_attention_layernorm": "ffn_norm",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-    }
-    state = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-    for layer in range(30):
-        state |= {
-            f"model.layers.{layer}.{hf}.weight": f"blk.{layer}.{ours}.weight" for hf, ours in names.items()
-        }
-    tensors = {hf: torch.from_numpy(file.tensor(ours)) for hf, ours in state.items()}
-    for name, tensor in tensors.items():
-        if "q_proj" in name or "k_proj" in name:
-            # Row 2i of a head goes to row i, row 2i + 1 to row 32 + i.
-            order = torch.arange(len(tensor)).view(-1, 64)
-            tensors[name] = tensor[torch.cat([order[:, 0::2], order[:, 1::2]], dim=1).flatten()]
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     with torch.device("meta"):
         hf: Any = LlamaForCausalLM(config)
-    hf.load_state_dict(tensors, assign=True)
+    hf.load_state_dict(read_state(GGUFFile(real_source.path), config), assign=True)
     # Made on "meta", the frequencies have no values yet.
     hf.model.rotary_emb = type(hf.model.rotary_emb)(config)
     return hf.eval()
