@@ -34,23 +34,30 @@ class _Line(msgspec.Struct):
     speed_tg: float
 
 
+def find_program(folder: Path) -> Path:
+    """Return the program in a folder.
+
+    Raises:
+        UsageError: it is not there.
+    """
+    program = folder / PROGRAM
+    if not program.is_file():
+        raise UsageError(f"there is no {PROGRAM} in {folder}", param="llama_bin")
+    return program
+
+
 class LlamaBench:
     """A program and a file for it.
 
     Args:
-        folder: where the program is.
+        program: `find_program` knows where it is.
         model: a GGUF file.
         threads: how many it computes with.
-
-    Raises:
-        UsageError: no such program.
     """
 
-    def __init__(self, folder: Path, model: Path, *, threads: int) -> None:
-        self._program = folder / PROGRAM
-        if not self._program.is_file():
-            raise UsageError(f"there is no {PROGRAM} in {folder}", param="llama_bin")
-        self.model = model
+    def __init__(self, program: Path, model: Path, *, threads: int) -> None:
+        self._program = program
+        self._model = model
         self._threads = threads
 
     def measure(self, *, prompt: int, new: int, streams: int) -> Speeds:
@@ -67,7 +74,7 @@ class LlamaBench:
         room = streams * -(-(prompt + new) // _CONTEXT_STEP) * _CONTEXT_STEP
         sizes = {"-npp": prompt, "-ntg": new, "-npl": streams, "-c": room}
         sizes |= {"-t": self._threads, "-tb": self._threads}
-        command = [str(self._program), "-m", str(self.model), "--output-format", "jsonl"]
+        command = [str(self._program), "-m", str(self._model), "--output-format", "jsonl"]
         command += [word for name, value in sizes.items() for word in (name, str(value))]
         try:
             done = subprocess.run(  # noqa: S603  the user says which program

@@ -35,8 +35,11 @@ Phases = Mapping[str, float]
 class Profiled(Protocol):
     """A model that knows where its time goes."""
 
+    def start_profile(self) -> None:
+        """Begin to measure where the time of steps goes."""
+
     def profile(self) -> Phases:
-        """Return seconds by phase, of all steps so far."""
+        """Return the seconds of each phase since then, and stop measuring."""
         ...
 
 
@@ -122,7 +125,6 @@ class LoopSteps:
         table: of its tokens.
         workloads: what is timed.
         rng: what tokens are drawn from.
-        profiled: the model itself, if it is asked where its time goes.
 
     Attributes:
         num_blocks: of the pool, those that the loop uses; spare ones follow.
@@ -135,11 +137,9 @@ class LoopSteps:
         workloads: Sequence[Workload],
         *,
         rng: np.random.Generator,
-        profiled: Profiled | None = None,
     ) -> None:
         self._model = model
         self._rng = rng
-        self._profiled = profiled
         self._vids = count(1)
         rows = max(workload.rows for workload in workloads)
         blocks = max(workload.rows * (workload.blocks + SLACK // BLOCK_SIZE + 1) for workload in workloads)
@@ -149,34 +149,40 @@ class LoopSteps:
         contexts = {workload.context for workload in workloads if workload.decodes}
         self._prompts = {context: [self._draw(context) for _ in range(rows)] for context in contexts}
 
-    def time(self, workload: Workload) -> LoopTimes:
-        """Return the time that all steps of a workload take."""
-        return self._decode(workload) if workload.decodes else self._prefill(workload)
+    def time(self, workload: Workload, profiled: Profiled | None = None) -> LoopTimes:
+        """Return the time that all steps of a workload take.
 
-    def _prefill(self, workload: Workload) -> LoopTimes:
+        Args:
+            workload: one of those that the loop was made for.
+            profiled: the model itself, if it is asked where its time goes, which takes some.
+        """
+        return self._decode(workload, profiled) if workload.decodes else self._prefill(workload, profiled)
+
+    def _prefill(self, workload: Workload, profiled: Profiled | None) -> LoopTimes:
         requests = [self._ask(self._draw(workload.length), 1) for _ in range(workload.rows)]
-        return self._steps(requests, workload.steps)
+        return self._steps(requests, workload.steps, profiled)
 
-    def _decode(self, workload: Workload) -> LoopTimes:
+    def _decode(self, workload: Workload, profiled: Profiled | None) -> LoopTimes:
         prompts = self._prompts[workload.context][: workload.rows]
         requests = [self._ask(prompt, workload.steps + SLACK) for prompt in prompts]
         self._step(requests)
         while not self._model.rows == self._model.tokens == workload.rows:
             self._step(())
-        times = self._steps((), workload.steps)
+        times = self._steps((), workload.steps, profiled)
         self._step([AbortReq(vid=requests[-1].vid, abort_all=True)])
         return times
 
-    def _steps(self, requests: Sequence[TokenizedGenerateReqInput], steps: int) -> LoopTimes:
+    def _steps(
+        self, requests: Sequence[TokenizedGenerateReqInput], steps: int, profiled: Profiled | None
+    ) -> LoopTimes:
         seconds = forward = 0.0
-        phases: dict[str, float] = {}
+        if profiled is not None:
+            profiled.start_profile()
         for _ in range(steps):
-            before = self._profile()
             seconds += self._step(requests)
             forward += self._model.seconds
-            for name, after in self._profile().items():
-                phases[name] = phases.get(name, 0.0) + after - before.get(name, 0.0)
             requests = ()
+        phases = {} if profiled is None else profiled.profile()
         return LoopTimes(steps, seconds, forward, steps * self._time_sampler(), phases)
 
     def _step(self, commands: Sequence[TokenizedGenerateReqInput | AbortReq]) -> float:
@@ -188,9 +194,6 @@ class LoopSteps:
         if not self._model.rows and not isinstance(next(iter(commands), None), AbortReq):
             raise RuntimeError("nothing was computed: the model's logits are not finite")
         return seconds
-
-    def _profile(self) -> Phases:
-        return {} if self._profiled is None else dict(self._profiled.profile())
 
     def _time_sampler(self) -> float:
         """Return the seconds that choosing tokens from the last step's logits takes."""

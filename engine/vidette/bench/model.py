@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from vidette.bench.bandwidth import Bandwidth
+from vidette.bench.bandwidth import Bandwidth, TorchBandwidth
 from vidette.bench.looped import LoopSteps, LoopTimes, Profiled, TimedModel
 from vidette.bench.others import NOTICEABLE, Others
 from vidette.bench.profile import Profile
@@ -124,7 +124,7 @@ def bench_model(
         weight_bytes: what a step of one token reads of weights; None: nobody knows.
         runs: values of each kind.
         say: told what is measured next.
-        bandwidth: measures that of memory (default: by torch's sum).
+        bandwidth: of memory (default: as torch reads it).
         peer: what it is compared with.
         quick: whether few steps are enough.
         profile: whether the model is asked where its time goes.
@@ -134,18 +134,22 @@ def bench_model(
     """
     before = os.getloadavg()[0]
     with torch.inference_mode():
-        bench = _Bench(model, table, bandwidth or Bandwidth(), peer, quick=quick, profile=profile)
+        bench = _Bench(model, table, bandwidth or TorchBandwidth(), peer, quick=quick)
         say("warming up")
         bench.warm_up()
         found = []
         for number in range(runs):
             say(f"run {number + 1} of {runs}: " + ", ".join(workload.name for workload in bench.workloads))
             found.append(bench.run(reverse=bool(number % 2)))
+        looped = [run.looped for run in found]
+        if profile and isinstance(model, Profiled):
+            say("where the time goes")
+            looped = [bench.profile(model) for _ in range(runs)]
     others = [run.others for run in found]
     findings = _find_speeds(found, weight_bytes) + _find_loop(found) + _find_peer(found)
     if weight_bytes is not None:
         findings.append(Finding("weight_mib", "MiB", [weight_bytes / (1 << 20)]))
-    profiles = _profiles(found)
+    profiles = _profiles(looped)
     load = {"before": before, "after": os.getloadavg()[0]}
     details = {"profile": profiles, "load_average": load, "others": others}
     notes = _notes(model, bench, weight_bytes)
@@ -168,7 +172,6 @@ class _Bench:
         peer: Peer | None,
         *,
         quick: bool,
-        profile: bool,
     ) -> None:
         rng = np.random.default_rng(SEED)
         fitting = [w for w in WORKLOADS if w.length <= model.info.context_len]
@@ -178,8 +181,7 @@ class _Bench:
         timed = TimedModel(model, spare=blocks_of(self.workloads))
         looped = [w for w in self.workloads if w.decodes or w.name == PREFILL.name]
         self._looped_names = {w.name for w in looped}
-        profiled = model if profile and isinstance(model, Profiled) else None
-        self._loop = LoopSteps(timed, table, looped, rng=rng, profiled=profiled)
+        self._loop = LoopSteps(timed, table, looped, rng=rng)
         self._forward = ForwardSteps(model, self.workloads, first_block=self._loop.num_blocks, rng=rng)
 
     def warm_up(self) -> None:
@@ -202,6 +204,11 @@ class _Bench:
                 turn(workloads, run)
         return run._replace(others=others.share())
 
+    def profile(self, model: Profiled) -> dict[str, LoopTimes]:
+        """Have a model say where the time of its steps goes, in steps that are not measured otherwise."""
+        looped = [workload for workload in self.workloads if workload.name in self._looped_names]
+        return {workload.name: self._loop.time(workload, model) for workload in looped}
+
     def _measure(self, workloads: Sequence[Workload], run: Run) -> None:
         for workload in workloads:
             run.speeds[workload.name] = workload.tokens / self._forward.time(workload)
@@ -217,6 +224,12 @@ class _Bench:
         speeds = self._peer.measure(prompt=group.prompt, new=new, streams=streams)
         for workload in workloads:
             run.peer[workload.name] = speeds.decode if workload.decodes else speeds.prefill
+
+
+def threads_of(model: Model) -> int:
+    """Return how many threads compute: what the model says, else torch's."""
+    said = getattr(model, "threads", None)
+    return said if isinstance(said, int) else torch.get_num_threads()
 
 
 def weight_bytes_of(model: Model, source: ModelSource) -> int | None:
@@ -276,17 +289,17 @@ def _find_peer(found: Sequence[Run]) -> list[Finding]:
     ]
 
 
-def _profiles(found: Sequence[Run]) -> dict[str, Profile]:
+def _profiles(found: Sequence[Mapping[str, LoopTimes]]) -> dict[str, Profile]:
     """Return seconds of one step, by workload and by what they are spent on: medians over the runs."""
     profiles: dict[str, Profile] = {}
-    for name in found[0].looped:
-        steps = [run.looped[name].per_step() for run in found]
-        profiles[name] = {phase: median(step.get(phase, 0.0) for step in steps) for phase in steps[0]}
+    for name in found[0]:
+        steps = [run[name].per_step() for run in found]
+        profiles[name] = {phase: median(step[phase] for step in steps) for phase in steps[0]}
     return profiles
 
 
 def _notes(model: Model, bench: _Bench, weight_bytes: int | None) -> list[str]:
-    notes = [f"{model.info.name}, {torch.get_num_threads()} threads"]
+    notes = [f"{model.info.name}, {threads_of(model)} threads"]
     notes += [
         f"{w.name}: {w.rows} rows, from {w.context} to {w.length} tokens, {w.chunk} of each a step"
         for w in bench.workloads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from vidette.cli._run import say
 from vidette.errors import UsageError
 
 if TYPE_CHECKING:
+    from vidette.bench.bandwidth import Bandwidth
     from vidette.bench.llama_cpp import LlamaBench
     from vidette.bench.profile import Profile
     from vidette.bench.results import Results
@@ -65,27 +66,29 @@ def add_quality_options(parser: argparse.ArgumentParser) -> None:
 def bench_model(options: argparse.Namespace) -> tuple[Results | None, int]:
     """Measure steps of a model."""
     from vidette.bench.model import bench_model as measure  # noqa: PLC0415
-    from vidette.bench.model import weight_bytes_of  # noqa: PLC0415
+    from vidette.bench.model import threads_of, weight_bytes_of  # noqa: PLC0415
     from vidette.models import load_token_table, resolve  # noqa: PLC0415
 
     source = resolve(options.model or MODEL)
     if options.profile is not None:
         _check_picture(options.profile)
-    with _threads(options.threads) as threads:
-        peer = _peer(options, source, threads)
+    with _threads(options.threads):
+        peer = _peer(options, source)
         model = _load(source, options.dtype)
+        threads = threads_of(model)
         results, profiles = measure(
             model,
             load_token_table(source),
             weight_bytes=weight_bytes_of(model, source),
             runs=options.runs,
             say=say,
-            peer=peer,
+            bandwidth=_bandwidth(model, threads),
+            peer=None if peer is None else peer(threads),
             quick=options.quick,
             profile=options.profile is not None,
         )
-    if peer is not None:
-        results.notes.append(f"llama.cpp computes {peer.model}")
+    if options.against is not None:
+        results.notes.append(f"llama.cpp computes {options.llama_model or source.path}")
     if options.profile is not None:
         _show_profile(options.profile, profiles, f"{source.name}, {threads} threads")
     return results, 0
@@ -135,22 +138,33 @@ def _load(source: ModelSource, dtype: str) -> Model:
 
 
 @contextmanager
-def _threads(wanted: int | None) -> Iterator[int]:
+def _threads(wanted: int | None) -> Iterator[None]:
     """Have torch compute with so many threads while the block runs."""
     import torch  # noqa: PLC0415
 
     before = torch.get_num_threads()
     torch.set_num_threads(wanted or before)
     try:
-        yield torch.get_num_threads()
+        yield
     finally:
         torch.set_num_threads(before)
 
 
-def _peer(options: argparse.Namespace, source: ModelSource, threads: int) -> LlamaBench | None:
+def _bandwidth(model: Model, threads: int) -> Bandwidth:
+    """Return a way to read memory that is like the model's own."""
+    from vidette.bench.bandwidth import NativeBandwidth, TorchBandwidth  # noqa: PLC0415
+    from vidette.kernels.library import open_kernels  # noqa: PLC0415
+    from vidette.kernels.native import NativeDecoder  # noqa: PLC0415
+
+    kernels = open_kernels().kernels if isinstance(model, NativeDecoder) else None
+    return TorchBandwidth() if kernels is None else NativeBandwidth(kernels, threads)
+
+
+def _peer(options: argparse.Namespace, source: ModelSource) -> Callable[[int], LlamaBench] | None:
+    """Return what makes the peer, once the number of threads is known; nothing is loaded before it is checked."""
     if options.against is None:
         return None
-    from vidette.bench.llama_cpp import LlamaBench  # noqa: PLC0415
+    from vidette.bench.llama_cpp import LlamaBench, find_program  # noqa: PLC0415
 
     if options.llama_bin is None:
         raise UsageError(
@@ -161,7 +175,8 @@ def _peer(options: argparse.Namespace, source: ModelSource, threads: int) -> Lla
         raise UsageError(
             f"llama.cpp takes a GGUF file, and {path or source.name} is none", param="llama_model"
         )
-    return LlamaBench(options.llama_bin, path, threads=threads)
+    program = find_program(options.llama_bin)
+    return lambda threads: LlamaBench(program, path, threads=threads)
 
 
 def _check_picture(path: Path) -> None:

@@ -126,6 +126,7 @@ class Model(BlockCopier, Protocol):
         """Compute one step over all rows and layers.
 
         Returns:
-            float32 [L, vocab_size], row i the logits after token `plan.logit_tokens[i]`.
+            float32 [L, vocab_size], row i the logits after token `plan.logit_tokens[i]`. They may be changed,
+            and the next call may overwrite them.
         """
         ...

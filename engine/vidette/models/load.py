@@ -8,6 +8,7 @@ detokenizer loads the token table (NumPy alone). So each import sits in the func
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,24 +21,52 @@ if TYPE_CHECKING:
     from vidette.models.decoder_config import DecoderConfig
     from vidette.models.weights import DecoderWeights
 
+logger = logging.getLogger(__name__)
 
-def load_model(source: ModelSource, *, progress: Callable[[int, int], None] | None = None) -> Model:
+
+def load_model(
+    source: ModelSource,
+    *,
+    dtype: str = "auto",
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Model:
     """Load weights for the scheduler; imports torch.
 
     Args:
         source: from `resolve`.
+        dtype: "auto" or "int8" for native kernels where there are some, "float32" for torch (see
+            `EngineConfig.dtype`).
+        threads: how many compute with native kernels; None: as many as there are processors. Those of torch
+            are set by `torch.set_num_threads`.
         progress: called with (matrices done, matrices in all) while weights load.
 
     Raises:
         ModelError: something is missing, damaged or of a kind we do not support.
+        KernelError: there is not enough memory.
     """
     if source.path is None:
         from vidette.models.toy import ToyModel
 
         return ToyModel()
+    config, weights, info = read_decoder(source.path, source.name)
+    if dtype != "float32":
+        from vidette.kernels.library import open_kernels
+        from vidette.kernels.native import NativeDecoder, why_not
+
+        reason = why_not(config)
+        if reason is not None:
+            logger.warning("%s is computed by torch alone, several times slower: %s", source.name, reason)
+        elif (kernels := open_kernels().kernels) is not None:
+            return NativeDecoder(
+                *(kernels, config, weights, info),
+                threads=threads,
+                force_int8=dtype == "int8",
+                progress=progress,
+            )
     from vidette.models.decoder import Decoder
 
-    return Decoder(*read_decoder(source.path, source.name), progress=progress)
+    return Decoder(config, weights, info, progress=progress)
 
 
 def read_decoder(path: Path, name: str) -> tuple[DecoderConfig, DecoderWeights, ModelInfo]:

@@ -19,6 +19,7 @@ def build_loop(config: EngineConfig) -> StepLoop:
 
     Raises:
         ModelError: the model's file is missing, damaged or not supported.
+        KernelError: there is not enough memory for the model.
         UsageError: the model is not known, or the corpus of drafts cannot be read.
     """
     if config.threads is not None:
@@ -27,7 +28,8 @@ def build_loop(config: EngineConfig) -> StepLoop:
     corpora = Corpora()
     if config.draft_corpus is not None and config.draft_tokens:
         _read_corpus(corpora, config.draft_corpus, source)
-    return StepLoop(load_model(source), loop_options(config), table=load_token_table(source), corpora=corpora)
+    model = load_model(source, dtype=config.dtype, threads=config.threads)
+    return StepLoop(model, loop_options(config), table=load_token_table(source), corpora=corpora)
 
 
 def loop_options(config: EngineConfig) -> LoopOptions:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vidette.bench.llama_cpp import PROGRAM, LlamaBench, Speeds
+from vidette.bench.llama_cpp import PROGRAM, LlamaBench, Speeds, find_program
 from vidette.errors import UsageError
 
 ANSWERS = """
@@ -25,7 +25,7 @@ def program(folder: Path, code: str) -> LlamaBench:
     path = folder / PROGRAM
     path.write_text(f"#!{sys.executable}\n{code}")
     path.chmod(0o755)
-    return LlamaBench(folder, folder / "model.gguf", threads=2)
+    return LlamaBench(find_program(folder), folder / "model.gguf", threads=2)
 
 
 def test_it_is_told_the_sizes_and_says_the_speeds(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_what_goes_wrong_is_said(code: str, said: str, tmp_path: Path) -> None:
 
 def test_what_cannot_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"no {PROGRAM} in"):
-        LlamaBench(tmp_path, tmp_path / "model.gguf", threads=1)
+        find_program(tmp_path)
     bench = program(tmp_path, "")
     (tmp_path / PROGRAM).chmod(0o644)
     with pytest.raises(UsageError, match="denied"):
