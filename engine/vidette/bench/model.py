@@ -6,6 +6,7 @@ other order every other run. A ratio is made of what was measured side by side.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -31,8 +32,8 @@ from vidette.bench.steps import (
     Workload,
     blocks_of,
 )
-from vidette.models.gguf import GGUFFile
 from vidette.models.interface import Model, TokenTable
+from vidette.models.load import read_decoder
 from vidette.models.store import ModelSource
 
 SEED: Final = 0
@@ -237,19 +238,24 @@ def weight_bytes_of(model: Model, source: ModelSource) -> int | None:
 
     Args:
         model: says so itself, if it has `weight_bytes`; else all its weights are float32.
-        source: its file; a matrix of embeddings that is not the head as well is not read.
+        source: where they are.
 
     Returns:
-        None: there is no such number, or no way to know it.
+        None: there are no weights.
     """
     said = getattr(model, "weight_bytes", None)
     if isinstance(said, int):
         return said
-    if source.path is None or not source.path.is_file():
+    if source.path is None:
         return None
-    tensors = GGUFFile(source.path).tensors
-    read = [t for t in tensors.values() if t.name != "token_embd.weight" or "output.weight" not in tensors]
-    return 4 * sum(int(np.prod(tensor.shape, dtype=np.int64)) for tensor in read)
+    _, weights, _ = read_decoder(source.path, source.name)
+    # Of the embedding a token reads one row, unless it is the head as well.
+    parts = [
+        weights.norm,
+        weights.head or weights.embedding,
+        *(part for layer in weights.layers for part in layer),
+    ]
+    return 4 * sum(math.prod(part.shape) for part in parts if part is not None)
 
 
 def _find_speeds(found: Sequence[Run], weight_bytes: int | None) -> list[Finding]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vidette.cli._options import add_model_option
+from vidette.cli._options import add_dtype_option, add_model_option
 from vidette.cli._run import say
 from vidette.errors import UsageError
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from vidette.models import Model, ModelSource
 
 MODEL = "smollm2-135m-instruct"
+DTYPE = "auto"
 RUNS = 5
 PROFILE = "bench-model.png"
-DTYPES = ("auto", "float32")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +74,7 @@ def bench_model(options: argparse.Namespace) -> tuple[Results | None, int]:
         _check_picture(options.profile)
     with _threads(options.threads):
         peer = _peer(options, source)
-        model = _load(source, options.dtype)
+        model = _load(source, options.dtype or DTYPE, options.threads)
         threads = threads_of(model)
         results, profiles = measure(
             model,
@@ -104,8 +104,8 @@ def bench_quality(options: argparse.Namespace) -> tuple[Results | None, int]:
     text = read_prose(find_texts(options.text))
     with _threads(options.threads):
         results = measure(
-            _load(source, options.dtype),
-            _load(source, "float32"),
+            _load(source, options.dtype or DTYPE, options.threads),
+            _load(source, "float32", options.threads),
             load_tokenizer(source),
             text,
             windows=options.windows,
@@ -116,25 +116,17 @@ def bench_quality(options: argparse.Namespace) -> tuple[Results | None, int]:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     add_model_option(parser)
+    add_dtype_option(parser)
     parser.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        default="auto",
-        help="auto: as it is served; float32: all of it (default: auto)",
+        "--threads", type=_count, metavar="N", help="that compute (default: one for each processor)"
     )
-    parser.add_argument("--threads", type=_count, metavar="N", help="that compute (default: those of torch)")
 
 
-def _load(source: ModelSource, dtype: str) -> Model:
-    """Load a model as it is served, or as the reference that it is held to."""
+def _load(source: ModelSource, dtype: str, threads: int | None) -> Model:
     from vidette.models import load_model  # noqa: PLC0415
 
     say(f"loading {source.name} ({dtype})")
-    if dtype == "float32" and source.path is not None:
-        from vidette.models.llama import load_llama  # noqa: PLC0415
-
-        return load_llama(source.path, name=source.name)
-    return load_model(source)
+    return load_model(source, dtype=dtype, threads=threads)
 
 
 @contextmanager
@@ -161,7 +153,7 @@ def _bandwidth(model: Model, threads: int) -> Bandwidth:
 
 
 def _peer(options: argparse.Namespace, source: ModelSource) -> Callable[[int], LlamaBench] | None:
-    """Return what makes the peer, once the number of threads is known; nothing is loaded before it is checked."""
+    """Return what makes the peer once its number of threads is known; whether it can is checked now."""
     if options.against is None:
         return None
     from vidette.bench.llama_cpp import LlamaBench, find_program  # noqa: PLC0415

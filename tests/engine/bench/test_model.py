@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +16,9 @@ from vidette.bench.model import bench_model, weight_bytes_of
 from vidette.bench.scheduler import IdleModel
 from vidette.bench.steps import DECODE_8, PREFILL, WORKLOADS
 from vidette.models import StepPlan, TokenTable
-from vidette.models.gguf import TensorInfo
 from vidette.models.quants import TensorType
 from vidette.models.store import ModelSource
+from vidette.models.weights import DecoderLayer, DecoderWeights, Matrix
 
 TABLE = TokenTable([b"x"] * 1024, frozenset({0}))
 
@@ -179,21 +178,23 @@ def test_a_model_without_logits_does_not_hang_it() -> None:
         LoopSteps(TimedModel(model), TABLE, [DECODE_8], rng=np.random.default_rng(0)).time(DECODE_8)
 
 
-def test_weights_are_as_large_as_the_model_says(tmp_path: Path) -> None:
+def test_weights_are_as_large_as_the_model_says() -> None:
     assert weight_bytes_of(Fake(), ModelSource("fake", None)) == 1 << 20
     assert weight_bytes_of(IdleModel(1), ModelSource("idle", None)) is None
-    assert weight_bytes_of(IdleModel(1), ModelSource("folder", tmp_path)) is None
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_else_all_that_a_token_reads_is_float32(
-    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shapes = {"token_embd.weight": (10, 4), "blk.0.ffn_up.weight": (8, 4), "output_norm.weight": (4,)}
-    if not tied:
-        shapes["output.weight"] = (10, 4)
-    tensors = {name: TensorInfo(name, shape, TensorType.Q4_1, 0, 0) for name, shape in shapes.items()}
-    monkeypatch.setattr("vidette.bench.model.GGUFFile", lambda _: SimpleNamespace(tensors=tensors))
-    path = tmp_path / "model.gguf"
-    path.touch()
-    assert weight_bytes_of(IdleModel(1), ModelSource("model", path)) == 4 * (40 + 32 + 4)
+def test_else_all_that_a_token_reads_is_float32(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def matrix(rows: int, columns: int) -> Matrix:
+        return Matrix((rows, columns), TensorType.Q4_1, np.empty(0, np.uint8))
+
+    layer = DecoderLayer(
+        *(np.ones(4, np.float32), matrix(8, 4), matrix(2, 4), matrix(2, 4), matrix(4, 8)),
+        *(np.ones(4, np.float32), matrix(16, 4), matrix(16, 4), matrix(4, 16)),
+    )
+    weights = DecoderWeights(matrix(10, 4), [layer], np.ones(4, np.float32), None if tied else matrix(11, 4))
+    monkeypatch.setattr("vidette.bench.model.read_decoder", lambda *_: (None, weights, None))
+    head = 40 if tied else 44
+    assert weight_bytes_of(IdleModel(1), ModelSource("model", Path("model.gguf"))) == 4 * (
+        head + 4 + (4 + 32 + 8 + 8 + 32) + (4 + 3 * 64)
+    )
