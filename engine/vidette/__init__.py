@@ -19,6 +19,9 @@ General layout:
 - `metrics`      what Prometheus scrapes
 - `_arguments`   what callers give, checked
 - `_statistics`  a picture of an engine
+- `_picture`     how it is gathered
+- `_operations`  what whoever runs an engine does with it
+- `_operations`  what whoever runs an engine does with it
 - `_health`      how an engine is, and what is done about one that hangs
 - `_supervisor`  what becomes of an engine when a process of it dies
 - `_child`       the main module of a child process
@@ -37,6 +40,7 @@ from vidette._statistics import Statistics as Statistics
 from vidette.api import Engine as Engine
 from vidette.api import open_engine as open_engine
 from vidette.config import EngineConfig as EngineConfig
+from vidette.detokenizer.incremental import IncrementalText as IncrementalText
 from vidette.errors import ChatTemplateError as ChatTemplateError
 from vidette.errors import DuplicateRequest as DuplicateRequest
 from vidette.errors import EngineBroken as EngineBroken

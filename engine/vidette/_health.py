@@ -48,6 +48,7 @@ class Health(Struct, frozen=True):
         heard_s: how long ago tokens or a heartbeat last came round this ring; None if nothing has yet.
         queue_age_s: how long the oldest request had waited for its turn when the scheduler was heard last.
         step_s: how long its step before that took.
+        paused: whether it takes no steps until it is told to go on; it is not ready then.
     """
 
     live: bool
@@ -58,6 +59,7 @@ class Health(Struct, frozen=True):
     heard_s: float | None = None
     queue_age_s: float = 0.0
     step_s: float = 0.0
+    paused: bool = False
 
 
 def take_health(
@@ -88,6 +90,8 @@ def take_health(
         reason = f"no heartbeat has come back for {silence:.1f} s"
     elif reason is None and draining:
         reason = "the engine is being closed, and takes no more requests"
+    elif reason is None and ledger.paused:
+        reason = "generation is paused"
     elif reason is None and heard is None:
         reason = "nothing has come round the ring yet"
     return Health(
@@ -99,6 +103,7 @@ def take_health(
         heard_s=heard,
         queue_age_s=ledger.queue_age_s,
         step_s=ledger.step_s,
+        paused=ledger.paused,
     )
 
 

@@ -20,7 +20,7 @@ import msgspec
 from vidette._health import Health, Watchdog, take_health
 from vidette._ring import Breakdown, ProcessInfo, Ring
 from vidette.config import EngineConfig
-from vidette.errors import EngineBroken, UsageError
+from vidette.errors import EngineBroken, EngineClosed, UsageError
 from vidette.front.manager import TokenizerManager
 from vidette_protocol.messages import Ready
 
@@ -127,7 +127,7 @@ class Supervisor:
         """How often another ring has taken the place of one that died."""
         self.incarnation = 0
         """How many rings were started before this one, those that never turned included."""
-        self._config = config
+        self.config = config
         self._tasks = tasks
         self._start = start
         self._backoff = Backoff(config)
@@ -148,6 +148,17 @@ class Supervisor:
         """Whether the ring turns, as far as is known."""
         return self._ring is not None and self._ring.opened and self._ring.breakdown is None
 
+    async def wait_broken(self) -> EngineBroken:
+        """Wait until the engine breaks for good; return the error that all waiters get.
+
+        Raises:
+            EngineClosed: it was closed, and was not broken before.
+        """
+        await self.ended.wait()
+        if self.breakdown is None:
+            raise EngineClosed("the engine was closed, and was not broken before")
+        return self.breakdown.error()
+
     def health(self, manager: TokenizerManager) -> Health:
         """Return how the engine is, with this front."""
         ended = "the engine was closed" if self.breakdown is None else self.breakdown.message
@@ -157,7 +168,7 @@ class Supervisor:
             draining=manager.drain.begun,
             pulse=manager.pulse,
             ledger=manager.scheduler_ledger,
-            stall_timeout=self._config.stall_timeout,
+            stall_timeout=self.config.stall_timeout,
         )
 
     async def wait_turning(self) -> None:
@@ -184,7 +195,7 @@ class Supervisor:
         self._tasks.start_soon(own.run)
         tasks = self._ring_tasks = await own.wait_tasks()
         self._ring = self._start(tasks, incarnation=self.incarnation)
-        timeout = self._config.start_timeout
+        timeout = self.config.start_timeout
         with anyio.move_on_after(timeout):
             return await self._ring.open()
         raise EngineBroken(
@@ -229,11 +240,11 @@ class Supervisor:
                     breakdown = await self._replace(manager, delay)
 
     def _delay(self) -> float | None:
-        return None if self._config.supervision == "fail" else self._backoff.note(anyio.current_time())
+        return None if self.config.supervision == "fail" else self._backoff.note(anyio.current_time())
 
     def _give_up(self, manager: TokenizerManager, breakdown: Breakdown) -> None:
-        if self._config.supervision == "restart":
-            most = f"; it is not started again (max_restarts is {self._config.max_restarts})"
+        if self.config.supervision == "restart":
+            most = f"; it is not started again (max_restarts is {self.config.max_restarts})"
             breakdown = msgspec.structs.replace(breakdown, message=breakdown.message + most)
         self.ring.kill()  # one that took too long to start runs still
         self.breakdown = breakdown
@@ -274,5 +285,5 @@ class Supervisor:
         self._ring_tasks.start_soon(self.ring.hear, "scheduler", manager.hear_scheduler)
         for shard, link in enumerate(self.ring.detokenizers):
             self._ring_tasks.start_soon(self.ring.hear, link.peer, partial(manager.hear_detokenizer, shard))
-        self._ring_tasks.start_soon(Watchdog(self._config, self.ring, manager.pulse).run)
+        self._ring_tasks.start_soon(Watchdog(self.config, self.ring, manager.pulse).run)
         self._ring_tasks.start_soon(manager.pulse.run)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
-import msgspec
 import sniffio
 
 from vidette._arguments import check_deadline, probe_request, to_config, to_request
 from vidette._custom import Custom, Handlers, check_custom
 from vidette._groups import Body, bare
+from vidette._operations import Operations
+from vidette._picture import picture_of
 from vidette._ring import import_roles, start_inline, start_processes
-from vidette._statistics import Ledgers, Statistics
+from vidette._statistics import Statistics
 from vidette._supervisor import Own, Supervisor
 from vidette.config import EngineConfig
-from vidette.errors import EngineBroken, EngineClosed, UsageError
+from vidette.detokenizer.incremental import IncrementalText, new_text
+from vidette.errors import EngineBroken, UsageError
 from vidette.front import support
 from vidette.front.calls import GcReport
 from vidette.front.kv_events import KVEventStream
@@ -48,7 +50,7 @@ UNSUPPORTED_SAMPLING: Final = support.SAMPLING_REFUSED
 """Fields of SamplingParams that are not supported yet, likewise."""
 
 
-class Engine:
+class Engine(Operations):
     """A running engine; made by `open_engine()`."""
 
     def __init__(self, manager: TokenizerManager, supervisor: Supervisor, table: TokenTable) -> None:
@@ -152,6 +154,37 @@ class Engine:
         known = self._table.token_bytes
         return known[token_id] if token_id < len(known) else b""  # models may have more rows than tokens
 
+    async def tokenize(self, text: str) -> list[int]:
+        """Return the token ids of a text, as `generate()` makes a prompt of it.
+
+        Raises:
+            UsageError: it is too long to be tokenised.
+            Overloaded: too many requests live, texts included that are being tokenised.
+            PromptTimeout: it took too long.
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        return await self._manager.tokenise(text)
+
+    def detokenize(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text that tokens make, from its beginning; an unfinished character is U+FFFD.
+
+        Raises:
+            UsageError: there is no such token.
+        """
+        ids = list(token_ids)
+        for token_id in ids:
+            self.token_bytes(token_id)  # it refuses what is none
+        return self.new_text(skip_special_tokens=skip_special_tokens).push(ids, last=True)
+
+    def new_text(self, *, begins: bool = True, skip_special_tokens: bool = True) -> IncrementalText:
+        """Return what makes text of tokens as they come; a Stream has its own.
+
+        Args:
+            begins: whether a text begins with them, and does not go on.
+            skip_special_tokens: leave special tokens out of it.
+        """
+        return new_text(self._table, begins=begins, skip_special_tokens=skip_special_tokens)
+
     async def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render a conversation with the model's template: a prompt for `generate()`.
 
@@ -165,36 +198,7 @@ class Engine:
 
     def statistics(self) -> Statistics:
         """Return a picture of what is held and what was done."""
-        manager = self._manager
-        ledger = manager.scheduler_ledger
-        supervisor = self._supervisor
-        turning = supervisor.turning
-        return Statistics(
-            ledgers=Ledgers(
-                front=len(manager),
-                # What a process held has ended with it.
-                scheduler=ledger.live if turning else 0,
-                detokenizer=manager.detokenizer_open if turning else 0,
-                blocks=ledger.blocks_used if turning else 0,
-                arena=supervisor.ring.scheduler.bulk_statistics().held if turning else 0,
-                sessions=ledger.sessions if turning else 0,
-            ),
-            totals=msgspec.structs.replace(manager.totals),
-            waiting=ledger.waiting,
-            steps=ledger.steps,
-            processes=supervisor.processes,
-            health=supervisor.health(manager),
-            restarts=supervisor.restarts,
-            incarnation=supervisor.incarnation,
-            turning=turning,
-            draining=manager.drain.begun,
-            scheduler=ledger.totals,
-            running=ledger.running,
-            max_running=manager.ready.max_running,
-            blocks_total=manager.ready.num_blocks,
-            blocks_cached=ledger.blocks_cached,
-            blocks_host=ledger.blocks_host,
-        )
+        return picture_of(self._manager, self._supervisor)
 
     def metrics(self) -> str:
         """Return what Prometheus scrapes, in its text format; the names are those of `vidette.metrics`.
@@ -301,7 +305,7 @@ class Engine:
         Returns:
             How many there were.
         """
-        return self._manager.abort_all(why)
+        return self._manager.aborts.all(why)
 
     async def drain(self, seconds: float) -> int:
         """Take nothing new from now on, wait for what lives, and end what is left after so many seconds.
@@ -324,7 +328,7 @@ class Engine:
         self._manager.drain.begin(seconds)
         with anyio.move_on_after(seconds):
             await self._manager.wait_quiet()
-        return self._manager.abort_all("the engine is being closed and cannot wait for it")
+        return self._manager.aborts.all("the engine is being closed and cannot wait for it")
 
     async def control(self, request: ControlReq) -> ControlOutput:
         """Send a control message to the scheduler; return its answer, of the class `request.output`.
@@ -408,10 +412,7 @@ class Engine:
         Raises:
             EngineClosed: the engine was closed, and was not broken before.
         """
-        await self._supervisor.ended.wait()
-        if self._supervisor.breakdown is None:
-            raise EngineClosed("the engine was closed, and was not broken before")
-        return self._supervisor.breakdown.error()
+        return await self._supervisor.wait_broken()
 
 
 @asynccontextmanager

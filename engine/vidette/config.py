@@ -84,6 +84,8 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         front_id: high bits of every vid; unique among the fronts of a deployment.
         capture: an existing folder in which every frame between processes is recorded, prompts included, for
             `vidette wire` to read; None: nothing is. Writing blocks the loops for as long as the disk does.
+        profile_dir: an existing folder into which traces of steps are written when that is asked for; None:
+            none are made. With "inline" none are either: torch's profiler is the program's own then.
     """
 
     model: str = "smollm2-135m-instruct"
@@ -117,6 +119,12 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     draft_corpus: str | None = None
     front_id: int = 0
     capture: str | None = None
+    profile_dir: str | None = None
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of one block of the KV pool."""
+        return BLOCK_SIZE
 
     @property
     def num_blocks(self) -> int:
@@ -190,8 +198,9 @@ def check_config(config: EngineConfig) -> EngineConfig:
             f"({config.stall_timeout}), since no heartbeat is missed before that",
             param="hang_timeout",
         )
-    if config.capture is not None and not Path(config.capture).is_dir():
-        raise UsageError(f"capture is {config.capture!r}; it must be an existing folder", param="capture")
+    for name, folder in (("capture", config.capture), ("profile_dir", config.profile_dir)):
+        if folder is not None and not Path(folder).is_dir():
+            raise UsageError(f"{name} is {folder!r}; it must be an existing folder", param=name)
     if not 0 <= config.front_id <= MAX_FRONT_ID:
         raise UsageError(
             f"front_id is {config.front_id}; it must be from 0 to {MAX_FRONT_ID}", param="front_id"

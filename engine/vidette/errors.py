@@ -9,7 +9,7 @@ Error                         base; str() shows the offending value and says wha
  +- RequestError              this one request failed inside the engine; others are not touched
  |   +- RequestReplaced       another request took its rid, as it was told to
  |   +- PromptTimeout         its prompt took too long to tokenise or to render
- |   +- RequestAborted        it was ended with all others
+ |   +- RequestAborted        it was ended from outside, alone or with all others
  +- ModelError                a model file is missing, damaged or not supported
  +- KernelError               native kernels cannot be compiled or loaded
  +- EngineClosed              you closed the engine
@@ -145,19 +145,23 @@ class PromptTimeout(RequestError):  # noqa: N818  the state, as its siblings
 
 
 class RequestAborted(RequestError):  # noqa: N818  what happened to it
-    """All requests of the engine were ended at once, this one with them.
+    """The request was ended by somebody else than its caller: alone, or with all requests of the engine.
 
     Args:
         rid: of the request.
-        why: why they were, if that was said.
+        why: why it was, if that was said.
+        alone: whether it was named. Its status is 499 then, after which clients do not try again.
     """
 
     status = 503
     kind = "service_unavailable"
 
-    def __init__(self, rid: str, why: str | None = None) -> None:
+    def __init__(self, rid: str, why: str | None = None, *, alone: bool = False) -> None:
         because = "" if why is None else f": {why}"
-        super().__init__(f"request {rid!r} was ended, as all requests were{because}")
+        how = "by its name" if alone else "as all requests were"
+        super().__init__(
+            f"request {rid!r} was ended, {how}{because}", status=499 if alone else None, code="aborted"
+        )
         self.rid = rid
 
 

@@ -14,7 +14,7 @@ with vidette.sync.open_engine() as engine:
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
@@ -26,6 +26,7 @@ from anyio.from_thread import BlockingPortal
 from vidette import api
 from vidette._statistics import Statistics
 from vidette.config import EngineConfig
+from vidette.detokenizer.incremental import IncrementalText
 from vidette.errors import EngineBroken, EngineClosed
 from vidette.front.calls import GcReport
 from vidette.front.kv_events import KVEventStream as AsyncKVEventStream
@@ -248,6 +249,18 @@ class Engine:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for. See `vidette.Engine.token_bytes`."""
         return self._engine.token_bytes(token_id)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the token ids of a text. See `vidette.Engine.tokenize`."""
+        return self._loop.call(self._engine.tokenize, text)
+
+    def detokenize(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text that tokens make. See `vidette.Engine.detokenize`."""
+        return self._engine.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def new_text(self, *, begins: bool = True, skip_special_tokens: bool = True) -> IncrementalText:
+        """Return what makes text of tokens as they come. See `vidette.Engine.new_text`."""
+        return self._engine.new_text(begins=begins, skip_special_tokens=skip_special_tokens)
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render a conversation with the model's template. See `vidette.Engine.render_chat`."""

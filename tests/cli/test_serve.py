@@ -34,12 +34,17 @@ def start(commands: Commands, *options: str) -> tuple[Command, httpx.Client]:
 
 
 @pytest.mark.parametrize(
-    ("signum", "topology", "processes"), [(signal.SIGINT, "processes", 2), (signal.SIGTERM, "inline", 0)]
+    ("signum", "topology", "processes", "backend"),
+    [
+        (signal.SIGINT, "processes", 2, "asyncio"),
+        (signal.SIGTERM, "inline", 0, "asyncio"),
+        (signal.SIGINT, "processes", 2, "trio"),
+    ],
 )
 def test_it_serves_until_a_signal(
-    vidette_command: Commands, signum: signal.Signals, topology: str, processes: int
+    vidette_command: Commands, signum: signal.Signals, topology: str, processes: int, backend: str
 ) -> None:
-    command, client = start(vidette_command, "--topology", topology)
+    command, client = start(vidette_command, "--topology", topology, "--backend", backend)
     with client:
         assert client.get("/health").status_code == 200
         answer = client.post("/generate", json={"text": "x", "sampling_params": {"max_new_tokens": 3}})
@@ -49,9 +54,12 @@ def test_it_serves_until_a_signal(
     assert command.end() == (0, "", "")
 
 
-def test_running_requests_may_end_and_the_second_signal_does_not_wait(vidette_command: Commands) -> None:
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_running_requests_may_end_and_the_second_signal_does_not_wait(
+    vidette_command: Commands, backend: str
+) -> None:
     """Not for a client that does not read, nor for processes that are stopped."""
-    command, client = start(vidette_command, "--drain-seconds", "600")
+    command, client = start(vidette_command, "--drain-seconds", "600", "--backend", backend)
     command.find_children(2)
     pids = [pid_of(command, role) for role in ("scheduler", "detokenizer")]
     with client, httpx.Client(base_url=client.base_url, trust_env=False, timeout=SECONDS) as other:
@@ -84,9 +92,11 @@ def test_a_second_signal_does_not_wait_for_an_engine_that_is_being_closed(vidett
     assert command.end() == (143, "", "")
 
 
-def test_a_stop_is_bounded_whatever_hangs(vidette_command: Commands) -> None:
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_stop_is_bounded_whatever_hangs(vidette_command: Commands, backend: str) -> None:
     """A scheduler that is stopped, a client that does not read: it ends by itself, as if all were well."""
-    command, client = start(vidette_command, "--drain-seconds", "0.1", "--stop-timeout", "0.1")
+    options = ("--drain-seconds", "0.1", "--stop-timeout", "0.1", "--backend", backend)
+    command, client = start(vidette_command, *options)
     command.find_children(2)
     scheduler = pid_of(command, "scheduler")
     with client, client.stream("POST", CHAT, json=LONG) as response:

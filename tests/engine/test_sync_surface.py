@@ -138,6 +138,8 @@ def test_the_rest_of_it_answers() -> None:
             assert stream.logprobs_asked == LogprobsAsked()
             assert [one.token_id for one in done.logprobs] == list(done.token_ids)
         assert engine.token_bytes(65) == b"A"
+        assert engine.tokenize("A<eos>") == [65, 256]
+        assert engine.detokenize([65, 256]) == engine.new_text().push([65, 256], last=True) == "A"
         report = engine.freeze_gc(duration_s=DEADLINE)
         assert report.front.frozen >= gc.get_freeze_count() > 0
         assert (report.scheduler, report.detokenizers) == (None, ())  # they are in this process

@@ -18,3 +18,20 @@ async def test_each_token_has_its_bytes() -> None:
             with pytest.raises(vidette.UsageError, match=f"^token_id is {token}; ") as caught:
                 engine.token_bytes(token)
             assert caught.value.param == "token_id"
+
+
+async def test_texts_become_tokens_and_tokens_texts() -> None:
+    async with vidette.open_engine("toy") as engine:
+        ids = await engine.tokenize("Zoë<eos>")
+        assert ids == [*"Zoë".encode(), 256]
+        assert engine.detokenize(ids) == "Zoë"
+        assert engine.detokenize(iter(ids), skip_special_tokens=False) == "Zoë<eos>"
+        assert engine.detokenize(ids[:3]) == "Zo\N{REPLACEMENT CHARACTER}"
+        assert await engine.tokenize("") == []
+        pieces = engine.new_text()
+        assert [pieces.push([token], last=False) for token in ids] == ["Z", "o", "", "ë", ""]
+        with pytest.raises(vidette.UsageError, match=r"^token_id is 260; "):
+            engine.detokenize([65, 260])
+        with pytest.raises(vidette.UsageError, match=r"^text has 4194305 characters; "):
+            await engine.tokenize("x" * 4_194_305)
+        assert engine.statistics().ledgers.total() == 0

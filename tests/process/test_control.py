@@ -9,8 +9,8 @@ from tests.process.conftest import DEADLINE
 from vidette import EngineClosed, UsageError, open_engine
 from vidette_protocol.limits import Limits
 from vidette_protocol.messages import (
-    ContinueGenerationReqInput,
-    ContinueGenerationReqOutput,
+    ConfigureLoggingReq,
+    ConfigureLoggingReqOutput,
     ControlOutput,
     GetInternalStateReq,
     GetInternalStateReqOutput,
@@ -33,9 +33,9 @@ async def test_the_scheduler_tells_its_state(topology: str) -> None:
 async def test_what_is_not_supported_is_refused_and_the_engine_serves_on(topology: str) -> None:
     with anyio.fail_after(DEADLINE):
         async with open_engine("toy", topology=topology) as engine:
-            flushed = await engine.control(ContinueGenerationReqInput(id=0))
-            told = "this scheduler does not support ContinueGenerationReqInput"
-            assert flushed == ContinueGenerationReqOutput(id=flushed.id, success=False, message=told)
+            logs = await engine.control(ConfigureLoggingReq(id=0))
+            told = "this scheduler does not support ConfigureLoggingReq"
+            assert logs == ConfigureLoggingReqOutput(id=logs.id, success=False, message=told)
             loaded = await engine.control(
                 LoadLoRAAdapterReqInput(id=0, lora_id="f" * 32, lora_name="poet", lora_path="poet")
             )

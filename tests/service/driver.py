@@ -7,8 +7,14 @@ from typing import Any
 
 import anyio
 import msgspec
+import pytest
 from starlette.types import ASGIApp
 
+SERVERS = [
+    pytest.param(("asyncio", {"use_uvloop": True}), id="uvicorn"),
+    pytest.param(("trio", {}), id="hypercorn"),
+]
+"""Backends, each with the server that `vidette serve` has there."""
 SECONDS = 20.0
 """How long anything in these tests may take; all of it takes milliseconds."""
 
@@ -166,6 +172,22 @@ class Call:
         assert all(frame.startswith("data: ") for frame in frames)
         texts = [frame.removeprefix("data: ") for frame in frames]
         return [text if text == "[DONE]" else msgspec.json.decode(text) for text in texts]
+
+    @property
+    def named_events(self) -> list[Any]:
+        """The events of a stream in which each has its type as its name; checks that it has."""
+        frames = [frame.split("\n") for frame in self.body.decode().split("\n\n") if frame]
+        assert all(len(lines) == 2 for lines in frames)
+        names = [name.removeprefix("event: ") for name, _ in frames]
+        events = [msgspec.json.decode(data.removeprefix("data: ")) for _, data in frames]
+        assert [event["type"] for event in events] == names
+        return events
+
+
+def request_of(path: str, body: object) -> bytes:
+    """Return a request as it goes over the wire."""
+    raw = msgspec.json.encode(body)
+    return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(raw), raw)
 
 
 async def call(app: ASGIApp, path: str, body: object = b"", **options: Any) -> Call:

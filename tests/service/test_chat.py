@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 
 import vidette
 from tests.service.driver import Call, call
-from vidette.service.chat import ChatRequest, read_chat, to_generate
+from vidette.service.chat import LATER, ChatRequest, read_chat, to_generate
 from vidette.service.limits import ServiceLimits
 
 PATH = "/v1/chat/completions"
@@ -34,7 +34,13 @@ async def test_the_answer_has_the_documented_shape(app: Starlette) -> None:
         "object": "chat.completion",
         "model": "toy",
         "choices": [
-            {"index": 0, "message": {"role": "assistant"}, "logprobs": None, "finish_reason": "length"}
+            {
+                "index": 0,
+                "message": {"role": "assistant"},
+                "logprobs": None,
+                "finish_reason": "length",
+                "matched_stop": None,
+            }
         ],
         "usage": {
             "prompt_tokens": len("hello\n") + 2,  # the roles are tokens of their own
@@ -62,6 +68,8 @@ async def test_the_chunks_put_together_are_the_whole_answer(app: Starlette, seed
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * len(chunks)
     assert end["choices"][0]["delta"] == {}
     assert end["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
+    assert end["choices"][0]["matched_stop"] == whole["choices"][0]["matched_stop"]
+    assert not any("matched_stop" in chunk["choices"][0] for chunk in chunks)
     assert usage["choices"] == []
     assert usage["usage"] == whole["usage"]
     assert all(chunk["usage"] is None for chunk in (*chunks, end))
@@ -128,6 +136,38 @@ async def test_an_answer_can_be_sent_back(app: Starlette) -> None:
     }
     messages = [{"role": "user", "content": "hi"}, echoed, {"role": "user", "content": "go on"}]
     assert (await call(app, PATH, chat(messages=messages))).status == 200
+
+
+async def test_what_ended_an_answer_is_told(app: Starlette) -> None:
+    async def ended(**fields: Any) -> Any:
+        (choice,) = (await call(app, PATH, chat(temperature=0, max_tokens=400, **fields))).json()["choices"]
+        return choice["finish_reason"], choice["matched_stop"], choice["message"]["content"]
+
+    reason, matched, text = await ended()
+    assert (reason, matched) == ("stop", 256)  # the end of a sequence
+    stop = next(char for char in text if char.isascii())
+    assert await ended(stop=["no such thing", stop]) == ("stop", stop, text.partition(stop)[0])
+    assert await ended(ignore_eos=True) == ("length", None, (await ended(ignore_eos=True))[2])
+
+
+@pytest.mark.parametrize("field", LATER)
+async def test_what_is_for_later_is_not_implemented(app: Starlette, field: str) -> None:
+    done = await call(app, PATH, chat(**{field: {"asks": "for something"}}))
+    assert done.status == 501
+    assert done.headers["x-should-retry"] == "false"
+    assert done.error["type"] == "not_implemented_error"
+    assert (done.error["param"], done.error["code"]) == (field, "unsupported_field")
+
+
+async def test_messages_of_tools_are_for_later(app: Starlette) -> None:
+    call_of_one = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    for message, param in (
+        ({"role": "tool", "content": "x"}, "role"),
+        ({"role": "tool", "tool_call_id": "a", "content": "x"}, "tool_call_id"),
+        ({"role": "assistant", "content": "", "tool_calls": [call_of_one]}, "tool_calls"),
+    ):
+        done = await call(app, PATH, chat(messages=[message]))
+        assert (done.status, done.error["param"]) == (501, f"messages[0].{param}")
 
 
 @pytest.mark.parametrize(

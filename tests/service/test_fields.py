@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec import Struct
+from msgspec import Raw, Struct
 from starlette.applications import Starlette
 
 from tests.service.driver import call
@@ -38,6 +38,32 @@ def test_a_field_of_the_struct_may_be_refused() -> None:
 def test_a_reader_is_asked_before_the_type() -> None:
     fields = Fields(Asked, {}, readers={"done": lambda raw, path: len(raw) + len(path)})
     assert fields.decode(b'{"done": "four", "later": 5}') == Asked(done=10, later=5)
+
+
+def test_a_list_is_counted_before_anything_is_made_of_it() -> None:
+    fields = Fields(Asked, {})
+    assert fields.decode_many(b'[{"done": 3}, {}]', "asked", 2) == [Asked(done=3), Asked()]
+    with pytest.raises(UsageError, match=r"^asked has 3 items; at most 2 are accepted$"):
+        fields.decode_many(b'[{"other": 3}, 4, "x"]', "asked", 2)
+    with pytest.raises(UsageError) as caught:
+        fields.decode_many(b'[{}, {"done": "x"}]', "asked", 2)
+    assert caught.value.param == "asked[1].done"
+
+
+class Lists(Struct, frozen=True):
+    stops: list[str] | None = None
+    raw: Raw = Raw()
+    read: int = 0
+
+
+def test_the_json_of_a_field_is_bounded_before_it_is_read() -> None:
+    fields = Fields(Lists, {}, readers={"read": lambda raw, path: len(raw) + len(path)}, field_bytes=6)
+    assert fields.decode(b'{"stops": ["ab"]}') == Lists(stops=["ab"])
+    with pytest.raises(UsageError, match=r"^stops is 7 bytes of JSON; at most 6 are read$") as caught:
+        fields.decode(b'{"stops": [1,2,3]}')  # of the wrong type besides
+    assert caught.value.param == "stops"
+    # Whoever reads these has bounds of its own.
+    assert fields.decode(b'{"raw": "123456789", "read": "1234567"}').read == 13
 
 
 def test_what_only_others_have_is_no_field_of_ours() -> None:

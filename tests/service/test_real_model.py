@@ -12,7 +12,8 @@ import pytest
 
 import vidette
 from vidette.service import Gate, build_app
-from vidette.service._uvicorn import bind, serving, url_of
+from vidette.service.servers import serving
+from vidette.service.sockets import bind, url_of
 
 pytestmark = pytest.mark.real_model
 
@@ -24,7 +25,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France? Answer i
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, Any]]:
-    """Uvicorn runs on asyncio only."""
+    """One server will do: what is asked here is asked of the model."""
     return "asyncio", {"use_uvloop": True}
 
 

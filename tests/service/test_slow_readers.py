@@ -17,8 +17,10 @@ import msgspec
 import pytest
 
 import vidette
+from tests.service.driver import SERVERS
 from vidette.service import Gate, build_app
-from vidette.service._uvicorn import bind, serving, url_of
+from vidette.service.servers import serving
+from vidette.service.sockets import bind, url_of
 
 SECONDS = 300.0
 """Only to end a hang."""
@@ -35,10 +37,11 @@ CHAT = {
 NATIVE = {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": TOKENS, "ignore_eos": True}}
 
 
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    """Uvicorn runs on asyncio only."""
-    return "asyncio", {"use_uvloop": True}
+@pytest.fixture(params=SERVERS)
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """Run every test on both servers."""
+    backend: tuple[str, dict[str, Any]] = request.param
+    return backend
 
 
 @contextmanager

@@ -16,6 +16,9 @@ Every number comes with an honest baseline, measured in the same run, in turns w
 - `handover`    a tensor for another process
 - `idle`        CPU time of an engine that has nothing to do
 - `scheduler`   what a step costs beside the model
+- `overhead`    what processes and HTTP cost beside it
+- `served`, `_bare`  servers as processes: ours, and the least there can be
+- `abort`       how soon what a client leaves behind is free
 - `prefix`      what a shared prefix saves
 - `serve`       a server under load, seen by its clients
 - `load`        when requests are sent

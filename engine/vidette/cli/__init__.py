@@ -3,7 +3,9 @@
 - `main`       the parser; the one place where errors become sentences and exit statuses
 - `serve`, `generate`, `pull`, `build_kernels`, `demo`, `bench`, `fuzz`, `wire`   the subcommands
 - `bench_load`   the one of `bench` that puts a server under load
+- `bench_http`   those of `bench` that are about servers: what HTTP costs, and clients that leave
 - `bench_model`  those of `bench` that are about a model: its steps, and its predictions
+- `_front_door` options that say who may use the service, and what is logged of it
 - `_options`   options that several of them have
 - `_run`       an async program that a signal ends in order
 

@@ -24,6 +24,7 @@ ENGINE_OPTIONS = (
     "dtype",
     "threads",
     "capture",
+    "profile_dir",
     "supervision",
     "watchdog",
     "hang_timeout",
@@ -129,6 +130,11 @@ def add_engine_options(parser: argparse.ArgumentParser, *, topology: str) -> Non
     group.add_argument("--threads", type=int, metavar="N", help="how many threads compute a step")
     group.add_argument(
         "--capture", metavar="DIR", help="record what passes between processes, prompts included, in a folder"
+    )
+    group.add_argument(
+        "--profile-dir",
+        metavar="DIR",
+        help="a folder into which POST /start_profile has traces of steps written",
     )
 
 

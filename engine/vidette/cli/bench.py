@@ -7,7 +7,7 @@ import math
 import os
 from typing import TYPE_CHECKING
 
-from vidette.cli import bench_load, bench_model
+from vidette.cli import bench_http, bench_load, bench_model
 from vidette.cli._options import add_backend_option
 from vidette.cli._run import Stop, run, say
 from vidette.config import Topology
@@ -65,7 +65,11 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     bench_model.add_model_options(model)
     quality = kinds.add_parser("quality", help="predictions of a model, against its weights in float32")
     bench_model.add_quality_options(quality)
-    for kind in (wire, scheduler, prefix, serve, idle, model, quality):
+    overhead = kinds.add_parser("overhead", help="what processes and HTTP cost beside the model")
+    bench_http.add_overhead_options(overhead)
+    abort = kinds.add_parser("abort", help="how soon what a client leaves behind is free")
+    bench_http.add_abort_options(abort)
+    for kind in (wire, scheduler, prefix, serve, idle, model, quality, overhead, abort):
         kind.add_argument("--json", action="store_true", help="print a report as the last line")
 
 
@@ -79,6 +83,8 @@ def bench(options: argparse.Namespace) -> int:
         "idle": _idle,
         "model": bench_model.bench_model,
         "quality": bench_model.bench_quality,
+        "overhead": bench_http.bench_overhead,
+        "abort": bench_http.bench_abort,
     }[options.kind]
     results, status = measure(options)
     if results is None:  # a signal came

@@ -10,17 +10,23 @@ from __future__ import annotations
 import argparse
 import math
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 
 from vidette.api import Engine, open_engine
+from vidette.cli._front_door import add_front_door_options, begin_metrics, front_door, logging_to_stderr
 from vidette.cli._options import add_backend_option, add_engine_options, add_model_option, engine_options
 from vidette.cli._run import Stop, run, say
 from vidette.errors import EngineBroken, UsageError
 
 if TYPE_CHECKING:
+    import ssl
+
     from starlette.types import ASGIApp
+
+    from vidette.service import FrontDoor
 
 
 def add_parser(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +39,17 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-remote",
         action="store_true",
-        help="allow a --host that other machines can reach; anybody there can then use the model",
+        help="allow a --host that other machines can reach although there is no --api-key; anybody there can "
+        "then use the model",
+    )
+    parser.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="serve HTTPS, with this certificate (PEM)"
+    )
+    parser.add_argument(
+        "--tls-key",
+        type=Path,
+        metavar="FILE",
+        help="its private key (default: in the file of the certificate)",
     )
     parser.add_argument(
         "--drain-seconds",
@@ -69,6 +85,7 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
         help="how long that takes, at least 4; ten times as long while they compute or wait for a device "
         "(default: 30)",
     )
+    add_front_door_options(parser)
     add_backend_option(parser)
     add_engine_options(parser, topology="processes")
 
@@ -76,17 +93,21 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
 def serve(options: argparse.Namespace) -> int:
     """Serve until a signal comes or the engine breaks; return the exit status."""
     # Imported here: the other subcommands need no web server.
-    from vidette.service._uvicorn import bind  # noqa: PLC0415
+    from vidette.service.sockets import bind, tls_context  # noqa: PLC0415
 
-    if options.backend == "trio":
-        raise UsageError(
-            "vidette serve runs on asyncio only so far, as uvicorn does; leave out --backend trio"
-        )
     if not 0 <= options.port < 1 << 16:
         raise UsageError(f"port is {options.port}; it must be from 0 to 65535", param="port")
+    if options.tls_key is not None and options.tls_cert is None:
+        raise UsageError("--tls-key needs --tls-cert, the certificate that it belongs to", param="tls-key")
+    tls = tls_context(options.tls_cert, options.tls_key) if options.tls_cert is not None else None
+    door = front_door(options)
+    allow_remote = options.allow_remote or door.keys.api is not None
     # Before the model is loaded: a port that is taken shows at once.
-    with bind(options.host, options.port, allow_remote=options.allow_remote) as sock:
-        return run(lambda stop: _serve(options, sock, stop), uvloop=True)
+    with (
+        bind(options.host, options.port, allow_remote=allow_remote) as sock,
+        logging_to_stderr(as_json=options.log_format == "json"),
+    ):
+        return run(lambda stop: _serve(options, sock, tls, door, stop), backend=options.backend, uvloop=True)
 
 
 def seconds(text: str) -> float:
@@ -97,18 +118,30 @@ def seconds(text: str) -> float:
     return number
 
 
-async def _serve(options: argparse.Namespace, sock: socket.socket, stop: Stop) -> int:
+async def _serve(
+    options: argparse.Namespace,
+    sock: socket.socket,
+    tls: ssl.SSLContext | None,
+    door: FrontDoor,
+    stop: Stop,
+) -> int:
     from vidette.service import Gate, LocalHosts, build_app  # noqa: PLC0415
-    from vidette.service._uvicorn import serving, url_of  # noqa: PLC0415
+    from vidette.service.servers import serving  # noqa: PLC0415
+    from vidette.service.sockets import url_of  # noqa: PLC0415
 
     async with open_engine(**engine_options(options)) as engine:
         gate = Gate()
-        app: ASGIApp = build_app(engine, gate=gate)
-        if not options.allow_remote:
+        begin_metrics(engine)
+        service = build_app(engine, gate=gate, door=door)
+        app: ASGIApp = service
+        if not options.allow_remote and door.keys.api is None:
             app = LocalHosts(app)
-        async with serving(app, sock, gate=gate, drain_seconds=options.drain_seconds, drain=engine.drain):
+        async with (
+            service.router.lifespan_context(service),  # what is made in the background ends with the server
+            serving(app, sock, gate=gate, drain_seconds=options.drain_seconds, drain=engine.drain, tls=tls),
+        ):
             stop.defer()
-            say(f"vidette serves {engine.info.name} on {url_of(sock)}")
+            say(f"vidette serves {engine.info.name} on {url_of(sock, tls=tls is not None)}")
             broken = await _wait_end(engine, stop)
     if broken is not None:
         raise broken

@@ -13,7 +13,8 @@ import codecs
 from collections.abc import Iterable
 
 from vidette.models.interface import TokenTable
-from vidette.models.spelling import Speller
+from vidette.models.spelling import Speller, text_mode
+from vidette_protocol.messages import SamplingParams, TextMode
 
 
 class IncrementalText:
@@ -51,3 +52,15 @@ class IncrementalText:
                 raise ValueError(f"{held} bytes are held back, of which {len(ready)} have not been said")
             ready, self._waiting = ready[:end], ready[end:]
         return self._decoder.decode(ready, last)
+
+
+def new_text(table: TokenTable, *, begins: bool = True, skip_special_tokens: bool = True) -> IncrementalText:
+    """Return what makes text of tokens that no request has made.
+
+    Args:
+        table: the bytes of each token.
+        begins: whether a text begins with them, and does not go on.
+        skip_special_tokens: leave special tokens out of it.
+    """
+    mode = text_mode(SamplingParams(skip_special_tokens=skip_special_tokens), table)
+    return IncrementalText(table, mode if begins else mode & ~TextMode.BEGINNING)

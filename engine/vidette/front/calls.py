@@ -16,7 +16,15 @@ from vidette.front.route import seconds_until
 from vidette.transport.link import Link
 from vidette_protocol.errors import ProtocolError
 from vidette_protocol.ids import Vid
-from vidette_protocol.messages import ControlOutput, ControlReq, FreezeGCReq, GcState, HeartbeatReq
+from vidette_protocol.messages import (
+    ContinueGenerationReqInput,
+    ControlOutput,
+    ControlReq,
+    FreezeGCReq,
+    GcState,
+    HeartbeatReq,
+    PauseGenerationReqInput,
+)
 
 LONGEST_FREEZE_SECONDS: Final = 604800.0
 """Longest time for which a freeze may be asked for, a week; without one it lasts until it is ended."""
@@ -51,6 +59,8 @@ class Calls:
         self._questions = questions
         self._link = link
         self._floor = floor
+        self._paused = False
+        """Whether the scheduler was told to pause, and not to go on."""
 
     async def heartbeat(self, *, bounded: bool = True) -> HeartbeatReq:
         """Ask round the ring, through the step loop; return what comes back, with what all of it holds.
@@ -95,6 +105,8 @@ class Calls:
         link = self._link()
         try:
             link.check(question)
+            if isinstance(request, PauseGenerationReqInput | ContinueGenerationReqInput):
+                self._paused = isinstance(request, PauseGenerationReqInput)  # also if nobody waits so long
             with anyio.fail_after(request.deadline_s):
                 (answer,) = await self._questions.ask(
                     lambda call: msgspec.structs.replace(question, id=call), request.output, link.post
@@ -111,7 +123,9 @@ class Calls:
         )
 
     def repeat(self) -> None:
-        """Have a ring that took the place of another frozen as this process is; nobody waits for it."""
+        """Have a ring that took the place of another paused and frozen as that was; nobody waits for it."""
+        if self._paused:
+            self.tell(PauseGenerationReqInput(id=0, mode="in_place"))
         wanted = self.collector.again
         if wanted is not None:
             self._questions.tell(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import anyio
 
-from vidette.errors import EngineDraining, Error, RequestAborted, RequestReplaced
+from vidette.errors import EngineDraining, Error, RequestReplaced
 from vidette.front.route import Route
 from vidette_protocol.ids import Vid
 
@@ -17,7 +17,7 @@ class Drain:
 
     def __init__(self) -> None:
         self._until: float | None = None
-        self._why: dict[Vid, str | None] = {}
+        self._why: dict[Vid, Callable[[str], Error]] = {}
 
     @property
     def begun(self) -> bool:
@@ -41,8 +41,13 @@ class Drain:
                 retry_after=max(1.0, self._until - anyio.current_time()),
             )
 
-    def tell(self, vids: Iterable[Vid], routes: Mapping[Vid, Route], why: str | None) -> int:
-        """Tell the callers of requests that these were aborted with all others.
+    def tell(self, vids: Iterable[Vid], routes: Mapping[Vid, Route], error: Callable[[str], Error]) -> int:
+        """Tell the callers of requests that these were aborted from outside.
+
+        Args:
+            vids: which.
+            routes: of what was sent.
+            error: makes what they get, of the rid.
 
         Returns:
             How many are told at once; the others were not sent yet, and hear of it when they would be.
@@ -51,15 +56,15 @@ class Drain:
         for vid in vids:
             route = routes.get(vid)
             if route is None:
-                self._why[vid] = why
+                self._why[vid] = error
             else:
                 told += 1
-                route.stream.fail(partial(RequestAborted, route.stream.rid, why), "abort")
+                route.stream.fail(partial(error, route.stream.rid), "abort")
         return told
 
     def why_over(self, vid: Vid, rid: str) -> Error:
         """Return why a request is over that was not sent."""
-        return RequestAborted(rid, self._why[vid]) if vid in self._why else RequestReplaced(rid)
+        return self._why[vid](rid) if vid in self._why else RequestReplaced(rid)
 
     def forget(self, vid: Vid) -> None:
         """Note that the caller of a request has left."""

@@ -17,6 +17,7 @@ import anyio.lowlevel
 
 from vidette.config import EngineConfig
 from vidette.errors import DuplicateRequest, EngineClosed, Error, RequestReplaced
+from vidette.front.aborts import Aborts
 from vidette.front.admission import Admission, most_taken
 from vidette.front.calls import Calls
 from vidette.front.checks import (
@@ -112,6 +113,15 @@ class TokenizerManager:
         self._shards = Shards(len(detokenizers), self._questions)
         self.calls = Calls(self._questions, link=self._asked, floor=lambda: self._machine.floor)
         self.drain = Drain()
+        self.aborts = Aborts(
+            self._machine,
+            self._routes,
+            self.drain,
+            self.totals,
+            link=lambda: self._scheduler,
+            post=self._post_abort,
+            done=self._wake,
+        )
         self.observer = Observer()
         self.kv_events = KVEvents(told=kv_events)
         self._lost: Callable[[], Error] | None = None
@@ -177,6 +187,7 @@ class TokenizerManager:
             check_known(item.sampling_params, self._scheduler.unknown_there(SamplingParams))
         timings = [self.observer.begin(item.log_metrics) for item in items]
         vids = self._submit_group(items)
+        self.aborts.name(request.rid, items, vids[0])
         streams: tuple[Stream, ...] = ()
         try:
             prompts = [await self._prompts.tokenise(item) for item in items[:: checked.n]]
@@ -191,6 +202,7 @@ class TokenizerManager:
             streams = tuple(map(self._begin, messages, timings))
             yield Group(streams, n=checked.n, single=checked.single)
         finally:  # no await in here, as above
+            self.aborts.forget(vids[0])
             for vid in [stream.vid for stream in streams] or vids:
                 self._leave(vid)
 
@@ -223,16 +235,16 @@ class TokenizerManager:
             await self._changed.wait()
 
     async def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Render a conversation with the model's template, off the loop.
-
-        Raises:
-            ChatTemplateError: it does not fit the template.
-            Overloaded: too many requests live, those included that are being rendered.
-            EngineBroken, EngineClosed: the engine serves no more.
-        """
+        """Render a conversation with the model's template, off the loop; see `Engine.render_chat`."""
         self._check_taking()
         with self._admission.rendering(messages, self.ready.max_total_tokens):
             return await self._prompts.render(messages)
+
+    async def tokenise(self, text: str) -> list[int]:
+        """Return the tokens of a text, off the loop; see `Engine.tokenize`."""
+        self._check_taking()
+        with self._admission.rendering([{"text": text}], self.ready.max_total_tokens):
+            return await self._prompts.ids_of(text, self._limits.text_chars)
 
     def _is_over(self, vid: Vid) -> bool:
         return self._machine.state(vid) is FrontState.OVER
@@ -292,18 +304,6 @@ class TokenizerManager:
             route.stream.leave()
         self._note_quiet()
 
-    def abort_all(self, why: str | None = None) -> int:
-        """End all requests at once, with RequestAborted for whoever reads them; return how many."""
-        vids, up_to = self._machine.abort_all()
-        for vid in up_to.values():
-            self._scheduler.post(
-                AbortReq(vid=vid, floor=self._machine.floor, abort_all=True, abort_message=why)
-            )
-        self.totals.aborted += self.drain.tell(vids, self._routes, why)
-        self._wake()
-        self._note_quiet()
-        return len(vids)
-
     def _post_abort(self, vid: Vid, route: Route | None, *, post: bool) -> None:
         """Tell the scheduler, if it knows of it, that a request which has just been aborted is over."""
         if post:
@@ -315,11 +315,7 @@ class TokenizerManager:
     # --- control ----------------------------------------------------------------------
 
     async def heartbeat(self) -> HeartbeatReq:
-        """Ask round the ring, through the step loop; return what comes back.
-
-        Raises:
-            EngineBroken, EngineClosed: the engine serves no more.
-        """
+        """Ask round the ring, through the step loop; return what comes back."""
         return await self.calls.heartbeat()
 
     def _asked(self) -> Link:
@@ -388,18 +384,19 @@ class TokenizerManager:
         """
         self._scheduler, self._detokenizers, self.ready = scheduler, detokenizers, ready
         self._lost = None
+        self.calls.repeat()
         for vid, route in self._routes.items():
             if self._machine.state(vid) is FrontState.NEW:
                 self._scheduler.post(route.again(self._machine.floor))
                 self._machine.send(vid)
                 self.totals.resumed += 1
-        self.calls.repeat()
         self._wake()
 
     def _wake(self) -> None:
-        """Have those look again who wait for a ring."""
+        """Have those look again who wait for a ring, or for quiet."""
         self._changed.set()
         self._changed = anyio.Event()
+        self._note_quiet()
 
     def __len__(self) -> int:
         """Return how many requests are not over."""

@@ -8,6 +8,8 @@ from typing import Final, TypeVar
 
 import anyio
 import anyio.lowlevel
+import numpy as np
+from numpy.typing import NDArray
 
 from vidette.errors import Overloaded, PromptTimeout, UsageError
 from vidette.front.checks import check_fits, check_ids
@@ -67,10 +69,8 @@ class Prompts:
             ids = check_ids(item.input_ids, self._vocab_size)
             await anyio.lowlevel.checkpoint()  # so that a scope which has ended submits nothing
         else:
-            text = item.text
-            assert text is not None
-            with self._counted(len(text)):
-                ids = await self._in_time("tokenised", lambda: self._tokenizer.encode(text))
+            assert item.text is not None
+            ids = await self._encode(item.text)
             if not len(ids):
                 raise UsageError("text has no tokens; a prompt has at least one", param="text")
             if (most := ids.max()) >= self._vocab_size:  # tokenizers may know names that models do not
@@ -79,6 +79,25 @@ class Prompts:
                     param="text",
                 )
         return ids.data.cast("B")
+
+    async def ids_of(self, text: str, most_chars: int) -> list[int]:
+        """Return the token ids of a text of at most so many characters; there may be none.
+
+        Raises:
+            UsageError: it is longer.
+            Overloaded: as `tokenise`.
+            PromptTimeout: it took too long.
+        """
+        if len(text) > most_chars:
+            raise UsageError(
+                f"text has {len(text)} characters; at most {most_chars} are accepted", param="text"
+            )
+        ids: list[int] = (await self._encode(text)).tolist()
+        return ids
+
+    async def _encode(self, text: str) -> NDArray[np.int32]:
+        with self._counted(len(text)):
+            return await self._in_time("tokenised", lambda: self._tokenizer.encode(text))
 
     async def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Return a conversation as the model's template writes it.

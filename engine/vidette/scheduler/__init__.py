@@ -26,6 +26,8 @@
 - `turns`    pure: what a session consists of, and where in it a request goes on
 - `sessions` pure: conversations that requests go on with
 - `controls` pure: what is asked of the loop besides requests
+- `effects`  what a step takes, and what it wants done
+- `profiling` the profiler of the steps
 - `support`  which fields of a request are honoured
 - `loop`     `StepLoop.step(commands, now) -> effects`: machine, blocks and batch have this one owner
 - `build`    from a configuration to a step loop: loads the model

@@ -18,6 +18,7 @@ import torch
 
 from vidette._freeze import carry_out
 from vidette.scheduler.loop import Command, Effects, StepLoop
+from vidette.scheduler.profiling import Profiler
 from vidette.scheduler.shares import Shares
 from vidette.transport.mailbox import Bell
 from vidette.transport.sink import Sink
@@ -41,6 +42,7 @@ class ComputeThread:
         clock: seconds, for `StepLoop.step`.
         collects: whether the garbage collector of this process is the scheduler's to freeze.
         wall: seconds since the epoch, for events.
+        profile_dir: folder for traces of the steps; None: none are made.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class ComputeThread:
         clock: Callable[[], float],
         collects: bool = True,
         wall: Callable[[], float] = time.time,
+        profile_dir: str | None = None,
     ) -> None:
         self._make_loop = make_loop
         self._sinks = sinks
@@ -62,6 +65,7 @@ class ComputeThread:
         self._clock = clock
         self._collects = collects
         self._wall = wall
+        self._profiler = Profiler(profile_dir, wall)
         self._commands: deque[Command] = deque()
         self._bell = Bell()
         self._stopped = False
@@ -87,13 +91,17 @@ class ComputeThread:
                 loop = self._make_loop()
                 self._tell(loop)
                 while not self._stopped:
-                    effects = loop.step(self._drain(), self._clock(), launch=not self._full)
+                    with self._profiler.step(lambda: loop.ledger().steps):
+                        effects = loop.step(self._drain(), self._clock(), launch=not self._full)
                     self._carry_out(effects)
+                    for question in effects.profile:
+                        self._tell(self._profiler.answer(question, loop.ledger().steps))
                     if effects.stop:
                         self._flush_all()
                         return
                     self._rest(effects)
         finally:
+            self._profiler.close()
             for sink in self._sinks:
                 sink.close()
 

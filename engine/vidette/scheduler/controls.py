@@ -15,12 +15,16 @@ from vidette_protocol.messages import (
     ClearHiCacheReqInput,
     ClearHiCacheReqOutput,
     CloseSessionReqInput,
+    ContinueGenerationReqInput,
+    ContinueGenerationReqOutput,
     ControlOutput,
     FlushCacheReqInput,
     FlushCacheReqOutput,
     ListExternalCorporaReqInput,
     ListExternalCorporaReqOutput,
     OpenSessionReqInput,
+    PauseGenerationReqInput,
+    PauseGenerationReqOutput,
     RemoveExternalCorpusReqInput,
     RemoveExternalCorpusReqOutput,
 )
@@ -33,6 +37,8 @@ Control = (
     | AddExternalCorpusReqInput
     | RemoveExternalCorpusReqInput
     | ListExternalCorporaReqInput
+    | PauseGenerationReqInput
+    | ContinueGenerationReqInput
 )
 """What only the owner of sessions, blocks and corpora can answer."""
 
@@ -59,6 +65,8 @@ class Controls:
         self._corpora = corpora
         self._flushes: list[_Flush] = []
         self._answers: list[ControlOutput] = []
+        self.paused = False
+        """Whether no step is to be taken."""
 
     def ask(self, question: Control, now: float) -> None:
         """Take a question."""
@@ -82,6 +90,14 @@ class Controls:
             case ListExternalCorporaReqInput():
                 sizes = self._corpora.sizes()
                 self._answers.append(ListExternalCorporaReqOutput(id=question.id, corpus_token_counts=sizes))
+            case PauseGenerationReqInput(id=call):
+                message = "generation was paused already" if self.paused else ""
+                self.paused = True
+                self._answers.append(PauseGenerationReqOutput(id=call, message=message))
+            case ContinueGenerationReqInput(id=call):
+                message = "" if self.paused else "generation was not paused"
+                self.paused = False
+                self._answers.append(ContinueGenerationReqOutput(id=call, message=message))
 
     def _clear_host(self, question: ClearHiCacheReqInput) -> ClearHiCacheReqOutput:
         if not self._cache.tiered:
@@ -103,7 +119,7 @@ class Controls:
 
         Args:
             now: seconds on the caller's clock.
-            live: requests that live.
+            live: requests that live; while paused, those of them that hold blocks.
         """
         self._sessions.expire(now)
         if not self._flushes:

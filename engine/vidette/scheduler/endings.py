@@ -15,6 +15,8 @@ WAITED: Final = FinishReason(
 )
 RAN: Final = FinishReason("error", message="it ran too long", status_code=503, err_type="running_timeout")
 REPLACED: Final = FinishReason("abort", message="another request of its session took its place")
+PAUSED: Final = FinishReason("error", message="generation was paused", status_code=503, err_type="paused")
+"""An error and no abort: the front has sent none, and would take the answer to one for a fault."""
 NOT_FINITE_LOGITS: Final = FinishReason("error", message="the model's logits are not finite")
 DEADLINE_GRACE: Final = 0.1
 """Seconds that a deadline is passed before a request is ended here. The front has it end by itself, which it

@@ -12,7 +12,6 @@ step decides, retracts, begins, launches, lands, and tells what was made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import torch
 
@@ -20,10 +19,12 @@ from vidette._freeze import Freeze
 from vidette.models.interface import BLOCK_SIZE, Model, TokenTable
 from vidette.scheduler import endings
 from vidette.scheduler.choosing import Made, choose
-from vidette.scheduler.controls import Control, Controls
+from vidette.scheduler.controls import Controls
 from vidette.scheduler.corpora import Corpora
 from vidette.scheduler.counts import Counts
 from vidette.scheduler.deadlines import Deadlines
+from vidette.scheduler.effects import Command as Command  # noqa: PLC0414  its types are named from here
+from vidette.scheduler.effects import Effects as Effects  # noqa: PLC0414  likewise
 from vidette.scheduler.host_cache import make_cache
 from vidette.scheduler.kv_cache import KVCache, NextBlock
 from vidette.scheduler.logprobs import Wanted
@@ -31,7 +32,6 @@ from vidette.scheduler.options import LoopOptions, check_options
 from vidette.scheduler.plan import Share, write_plan
 from vidette.scheduler.policy import Budget, Cost, decide
 from vidette.scheduler.queue import OUTPUT_WEIGHT, WaitingQueue
-from vidette.scheduler.radix import KVEvent
 from vidette.scheduler.sequence import Sequence
 from vidette.scheduler.sessions import Sessions
 from vidette.scheduler.shares import pack_rows
@@ -41,46 +41,18 @@ from vidette_protocol.ids import Vid
 from vidette_protocol.lifecycle import Row, SchedulerMachine
 from vidette_protocol.messages import (
     AbortReq,
-    ControlOutput,
+    ContinueGenerationReqInput,
     FinishReason,
     FreezeGCReq,
     HeartbeatReq,
     Message,
+    PauseGenerationReqInput,
+    ProfileReq,
     SchedulerLedger,
     ShutdownReq,
     TokenizedGenerateReqInput,
     TokenRow,
 )
-
-Command = TokenizedGenerateReqInput | AbortReq | HeartbeatReq | FreezeGCReq | ShutdownReq | Control
-"""What a step takes: the front's messages, as they came."""
-
-
-class Effects(NamedTuple):
-    """What one step wants done, in this order.
-
-    Args:
-        messages: to the detokenizers.
-        over: vids that ended.
-        busy: whether the next step has something to compute; if not, wait for a command.
-        wake_at: when the next step is due even if nothing is computed and no command comes; None: never.
-        freeze_gc: what was asked of this process's garbage collector; each goes to the detokenizer with what
-            came of it.
-        stop: whether this was the last step.
-        answers: to the front itself, in any order with the rest.
-        unfreeze_gc: whether the collector is to be un-frozen because its time has come.
-        events: what has changed in the prefix cache, in order, if that is told; before the answers.
-    """
-
-    messages: list[Message]
-    over: list[Vid]
-    busy: bool
-    wake_at: float | None = None
-    freeze_gc: tuple[FreezeGCReq, ...] = ()
-    stop: bool = False
-    answers: tuple[ControlOutput, ...] = ()
-    unfreeze_gc: bool = False
-    events: tuple[KVEvent, ...] = ()
 
 
 class StepLoop:
@@ -122,7 +94,7 @@ class StepLoop:
         """Most tokens of prompt and output together that one request may have."""
         self._sessions = Sessions(bos=model.info.bos_token_id, max_total_tokens=self.max_total_tokens)
         self._controls = Controls(self._sessions, self._cache, self._corpora)
-        self._told_sessions = 0
+        self._told_state = (0, False)
         model.allocate(options.num_blocks)
 
     def step(self, commands: Iterable[Command], now: float, *, launch: bool = True) -> Effects:
@@ -171,6 +143,7 @@ class StepLoop:
             sessions=len(self._sessions),
             running=len(self._running),
             blocks_host=self._cache.host_cached,
+            paused=self._controls.paused,
         )
 
     def clear_cache(self) -> int:
@@ -179,7 +152,7 @@ class StepLoop:
 
     @property
     def _busy(self) -> bool:
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running) and not self._controls.paused
 
     # --- commands --------------------------------------------------------------
 
@@ -201,8 +174,23 @@ class StepLoop:
                 for vid in self._machine.vids():
                     self._stop(vid, self._machine.abort, endings.ABORTED, told)
                 told.questions.append(command)
+            case ProfileReq():
+                told.questions.append(command)
             case _:
+                if isinstance(command, PauseGenerationReqInput):
+                    self._pause(command, told)
+                elif isinstance(command, ContinueGenerationReqInput) and command.torch_empty_cache:
+                    torch.cuda.empty_cache()  # nothing, where CUDA was not begun with
                 self._controls.ask(command, now)
+
+    def _pause(self, question: PauseGenerationReqInput, told: Told) -> None:
+        """Do with the requests that live what a pause says."""
+        if question.mode == "abort":
+            for vid in self._machine.vids():
+                self._stop(vid, self._machine.expire, endings.PAUSED, told)
+        elif question.mode == "retract":
+            for vid in list(self._running):
+                self._retract(vid)
 
     def _abort(self, abort: AbortReq, told: Told) -> None:
         message = abort.abort_message
@@ -470,11 +458,13 @@ class StepLoop:
     def _effects(self, told: Told) -> Effects:
         messages: list[Message] = []
         if not any(isinstance(question, ShutdownReq) for question in told.questions):
-            self._controls.settle(told.now, len(self._machine))
-        if told.rows or len(self._sessions) != self._told_sessions:
+            # What was retracted holds nothing of the cache while nothing is computed.
+            live = self._running if self._controls.paused else self._machine
+            self._controls.settle(told.now, len(live))
+        state = len(self._sessions), self._controls.paused
+        if told.rows or state != self._told_state:
             messages += pack_rows(told.rows, self.ledger(), self._options.detokenizers)
-            self._told_sessions = len(self._sessions)
-        freeze: list[FreezeGCReq] = []
+            self._told_state = state
         stop = False
         for question in told.questions:
             match question:
@@ -482,16 +472,16 @@ class StepLoop:
                     messages.append(
                         HeartbeatReq(id=question.id, floor=question.floor, scheduler=self.ledger())
                     )
-                case FreezeGCReq():
-                    freeze.append(question)
                 case ShutdownReq():
                     stop = True
                     messages.append(question)
+        freeze = tuple(each for each in told.questions if isinstance(each, FreezeGCReq))
         if stop:  # nobody waits for them any more, and nothing may follow the last message
-            freeze.clear()
+            freeze = ()
+        profile = tuple(each for each in told.questions if isinstance(each, ProfileReq))
         answers, events = tuple(self._controls.take_answers()), tuple(self._cache.take_events())
         return Effects(
-            messages, told.over, self._busy, self._wake_at, tuple(freeze), stop, answers, told.thaw, events
+            messages, told.over, self._busy, self._wake_at, freeze, stop, answers, told.thaw, events, profile
         )
 
     @property

@@ -42,6 +42,7 @@ from vidette_protocol.messages import (
     HeartbeatReq,
     KVEventBatch,
     Message,
+    ProfileReq,
     Ready,
     ShutdownReq,
     TokenizedGenerateReqInput,
@@ -117,6 +118,8 @@ async def run_scheduler(
             tell=news.post,
             clock=time.monotonic,
             collects=collects,
+            # Torch has one profiler for a process: in the program's own, it is the program's.
+            profile_dir=config.profile_dir if collects else None,
         )
         try:
             await _serve(up, thread, news, config, handlers or {})
@@ -190,7 +193,7 @@ async def hear_front(
                     lives.abort_all(message)
                 case AbortReq():
                     lives.abort(message)
-                case HeartbeatReq() | FreezeGCReq():
+                case HeartbeatReq() | FreezeGCReq() | ProfileReq():
                     thread.post(message)
                 case _ if isinstance(message, Control):
                     thread.post(message)

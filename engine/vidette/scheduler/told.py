@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vidette_protocol.ids import Vid
-from vidette_protocol.messages import FreezeGCReq, HeartbeatReq, ShutdownReq, TokenRow
+from vidette_protocol.messages import FreezeGCReq, HeartbeatReq, ProfileReq, ShutdownReq, TokenRow
 
 
 class Told:
@@ -23,5 +23,5 @@ class Told:
         self.now = now
         self.rows: list[TokenRow] = []
         self.over: list[Vid] = []
-        self.questions: list[HeartbeatReq | FreezeGCReq | ShutdownReq] = []
+        self.questions: list[HeartbeatReq | FreezeGCReq | ProfileReq | ShutdownReq] = []
         self.thaw = False

@@ -1,153 +1,128 @@
-"""A server for the app: uvicorn, on the asyncio loop of the running program.
-
-This is the one module that knows asyncio. Uvicorn runs as a task of ours: the socket is bound before it
-starts, signals are left to whoever runs the program, and a stop is our gate's business.
-"""
+"""Uvicorn, on the asyncio loop of the running program; the one module that knows asyncio."""
 
 from __future__ import annotations
 
-import ipaddress
-import os
+import asyncio  # noqa: TID251  uvicorn is an asyncio server
 import socket
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
 
 import anyio
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
-from vidette._groups import Body, bare
-from vidette.errors import UsageError
-from vidette.service.gate import Gate
+from vidette.service.sockets import HEAD_BYTES, KEEP_ALIVE_SECONDS
 
-KEEP_ALIVE_SECONDS = 5
-"""How long a connection may be idle."""
-HEAD_BYTES = 64 * 1024
-"""Longest request line and headers together, give or take what one read brings."""
 HEAD_TOO_LONG = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
-CONNECTION_BYTES = 128 * 1024
-"""What the kernel is asked to take for a client that does not read; it takes twice as much, counting its own
-records. Left to itself, it takes up to 4 MiB: nothing of ours, but of the machine's."""
-CLOSING_SECONDS = 2
-"""How long connections have to take what was sent to them, once the server has stopped."""
 
 
-def bind(host: str, port: int, *, allow_remote: bool = False) -> socket.socket:
-    """Return a socket that is bound and does not listen yet; port 0 takes any that is free.
-
-    Raises:
-        UsageError: the host is not this machine alone and `allow_remote` is not set, or cannot be bound.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise UsageError(f"host {host!r} has no address: {error.strerror}", param="host") from error
-    if not allow_remote and not ipaddress.ip_address(address[0]).is_loopback:
-        raise UsageError(
-            f"host {host!r} can be reached from other machines, and there is no key that they would have to "
-            "know; use 127.0.0.1, or allow it with --allow-remote",
-            param="host",
-        )
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CONNECTION_BYTES)  # of each that is accepted
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise _cannot_serve(address, error) from error
-    return sock
-
-
-def url_of(sock: socket.socket) -> str:
-    """Return the address of a bound socket, as a browser takes it."""
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-@asynccontextmanager
-async def serving(
-    app: ASGIApp,
-    sock: socket.socket,
-    *,
-    gate: Gate,
-    drain_seconds: float = 5.0,
-    drain: Callable[[float], Coroutine[Any, Any, object]] | None = None,
-) -> AsyncGenerator[None]:
-    """Serve an app while the block runs; in it, the socket listens.
-
-    Leaving it stops in order: new requests are refused with 503 at once, those inside have `drain_seconds` to
-    end, are ended then, and last the connections are closed. That takes CLOSING_SECONDS and PARTING_SECONDS
-    longer than `drain_seconds` at most, whatever clients do.
+class UvicornServer(uvicorn.Server):
+    """Uvicorn that says when it listens, does nothing while idle, and leaves the signals alone.
 
     Args:
         app: what to serve.
-        sock: from `bind()`; it is closed at the end.
-        gate: the gate of the app.
-        drain_seconds: how long requests have to end by themselves.
-        drain: ends what they wait for, after so many seconds: `Engine.drain`. None: they are cancelled.
-
-    Raises:
-        UsageError: somebody else listens there.
+        sock: listens.
+        tls: how to speak TLS, if so.
+        closing_seconds: how long connections have to take what was sent to them, at the end.
     """
-    config = uvicorn.Config(
-        app,
-        http=_Protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="error",  # it warns of whatever nonsense a client sends
-        access_log=False,  # it would tell who asked what
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=CLOSING_SECONDS,
-    )
-    try:
-        # Two programs can bind one port; only one can listen.
-        sock.listen(config.backlog)
-    except OSError as error:
-        raise _cannot_serve(sock.getsockname(), error) from error
-    server = _Server(config)
-    body = Body()
-    with bare(body):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(server.run_until_told, sock)
-            try:
-                await server.listening.wait()
-                with body.watched():
-                    yield
-            finally:
-                try:
-                    await gate.drain(drain_seconds, drain)
-                finally:
-                    gate.cancel()
-                    server.should_exit = True
+
+    def __init__(
+        self, app: ASGIApp, sock: socket.socket, tls: ssl.SSLContext | None, closing_seconds: float
+    ) -> None:
+        super().__init__(_config(app, tls, closing_seconds))
+        self.server_state = _State()
+        self.listening = anyio.Event()
+        self._sock = sock
+        self._told = anyio.Event()
+
+    async def run_until_told(self) -> None:
+        """Serve until `stop()`, also if everything around is cancelled: connections are closed in order.
+
+        It takes no longer than `closing_seconds` and two ticks of uvicorn's.
+        """
+        with anyio.CancelScope(shield=True):
+            await self.serve([self._sock])
+
+    def stop(self) -> None:
+        """Take no more connections, and close those that there are."""
+        self.should_exit = True
+        self._told.set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen, and say so."""
+        await super().startup(sockets)
+        self.listening.set()
+
+    async def main_loop(self) -> None:
+        """Wait for the end; uvicorn looks ten times a second whether it is there."""
+        await self._told.wait()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none: they belong to the program."""
+        yield
+
+
+class _State(ServerState):
+    """What connections share, the header with the date among it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._second = 0
+
+    def refresh_date(self) -> None:
+        """See that the date is that of now, to the second."""
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self.default_headers = [(b"date", formatdate(second, usegmt=True).encode())]
 
 
 class _Protocol(HttpToolsProtocol):
-    """HTTP/1.1 of uvicorn's, with a bound on heads: httptools collects a header however long it gets."""
+    """HTTP/1.1 of uvicorn's, with bounds on heads: it collects them however long they get, and take."""
 
+    server_state: _State
     _unfinished = 0
     """Bytes that have come since a head, a piece of a body or a request was last complete."""
+    _late: asyncio.TimerHandle | None = None
+    """Closes the connection if a head does not become complete."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection, which has to ask for something."""
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let it go."""
+        self._expect_no_head()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, and close the connection if it only ever swallows."""
         self._unfinished += len(data)
         super().data_received(data)
         if self._unfinished > HEAD_BYTES and not self.transport.is_closing():
-            cycle: RequestResponseCycle | None = self.cycle  # None before the first request
-            if cycle is None or cycle.response_complete:
+            if not self._answering:
                 self.transport.write(HEAD_TOO_LONG)
             self.transport.close()
+
+    def on_message_begin(self) -> None:
+        """Note that a head has begun."""
+        self._expect_head()
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Note that a head is complete."""
         self._unfinished = 0
+        self._expect_no_head()
+        self.server_state.refresh_date()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -160,36 +135,40 @@ class _Protocol(HttpToolsProtocol):
         self._unfinished = 0
         super().on_message_complete()
 
+    @property
+    def _answering(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
 
-class _Server(uvicorn.Server):
-    """Uvicorn that says when it listens, and that leaves the signals alone."""
+    def _expect_head(self) -> None:
+        if self._late is None:
+            self._late = self.loop.call_later(KEEP_ALIVE_SECONDS, self._close_unless_answering)
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = anyio.Event()
+    def _close_unless_answering(self) -> None:
+        self._late = None
+        if self._answering:
+            self._expect_head()
+        else:
+            self.timeout_keep_alive_handler()
 
-    async def run_until_told(self, sock: socket.socket) -> None:
-        """Serve until `should_exit`, also if everything around is cancelled: connections are closed in order.
-
-        It takes no longer than CLOSING_SECONDS and two ticks of uvicorn's.
-        """
-        with anyio.CancelScope(shield=True):
-            await self.serve([sock])
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen, and say so."""
-        await super().startup(sockets)
-        self.listening.set()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture none: they belong to the program."""
-        yield
+    def _expect_no_head(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
-def _cannot_serve(address: Sequence[object], error: OSError) -> UsageError:
-    host, port = address[:2]
-    return UsageError(
-        f"cannot serve on {host} port {port}: {os.strerror(error.errno or 0)}; choose another (0 takes any)",
-        param="port",
+def _config(app: ASGIApp, tls: ssl.SSLContext | None, closing_seconds: float) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=_Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # it warns of whatever nonsense a client sends
+        access_log=False,  # it would tell who asked what
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=closing_seconds,  # type: ignore[arg-type]  # seconds need not be whole
+        ssl_context_factory=None if tls is None else lambda *_: tls,
     )

@@ -69,8 +69,21 @@ class WrongMediaType(UsageError):  # noqa: N818
     status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
 
 
+class NotYet(UsageError):  # noqa: N818
+    """A whole part of an API is not supported yet: trying again, or otherwise, does not help."""
+
+    status = HTTPStatus.NOT_IMPLEMENTED
+    kind = "not_implemented_error"
+
+
 class ModelNotFound(UsageError):  # noqa: N818
     """Another model is served than the one that was named."""
+
+    status = HTTPStatus.NOT_FOUND
+
+
+class ResponseNotFound(UsageError):  # noqa: N818
+    """There is no such response, or it was forgotten."""
 
     status = HTTPStatus.NOT_FOUND
 
@@ -98,6 +111,8 @@ def headers_of(error: Exception) -> list[tuple[bytes, bytes]]:
         return [retry_after(error.retry_after)]
     if isinstance(error, BodyTooSlow):  # the rest of it may come yet, or not
         return [(b"connection", b"close")]
+    if isinstance(error, NotYet):  # clients try again on any 5xx but with this
+        return [(b"x-should-retry", b"false")]
     return []
 
 

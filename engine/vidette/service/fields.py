@@ -9,13 +9,14 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
 from vidette.errors import UsageError, unsupported_field
-from vidette.service.errors import shown
+from vidette.service.errors import NotYet, shown
 
 T = TypeVar("T", bound=Struct)
 V = TypeVar("V")
@@ -24,6 +25,10 @@ NULL = b"null"
 ABSENT = Raw()
 LONGEST_NEUTRAL = 64
 """Bytes of JSON above which a value is not decoded only to see whether it asks for nothing."""
+
+FIELD_BYTES: Final = 1024 * 1024
+"""Longest JSON of a value that is no prompt, where that is bounded."""
+_MANY: Final = msgspec.json.Decoder(list[Raw])
 
 Neutral = tuple[object, ...]
 """Values of a refused field that ask for nothing; null is always one."""
@@ -38,6 +43,8 @@ class Fields(Generic[T]):
         honoured: a struct of the fields that are honoured; null means the default where it has no None.
         refused: fields that are not supported yet, with their neutral values; they may be of the struct too.
         readers: what reads the value of a field where its type does not say it all.
+        later: fields that are refused with 501, for a whole part of an API is not supported yet.
+        field_bytes: longest JSON of a value; those that stay Raw are bounded by whoever reads them.
     """
 
     def __init__(
@@ -45,9 +52,13 @@ class Fields(Generic[T]):
         honoured: type[T],
         refused: Mapping[str, Neutral],
         readers: Mapping[str, Reader] | None = None,
+        *,
+        later: Mapping[str, Neutral] = MappingProxyType({}),
+        field_bytes: int | None = None,
     ) -> None:
         self._honoured = honoured
-        self._refused = refused
+        self._refused = refused = {**refused, **later}
+        self._later = later
         hints = typing.get_type_hints(honoured)
         given = readers or {}
         self._readers = {
@@ -55,6 +66,8 @@ class Fields(Generic[T]):
             for name in honoured.__struct_fields__
             if name not in refused
         }
+        self._most = field_bytes
+        self._bounded = {name for name in self._readers if name not in given and hints[name] is not Raw}
         fields = msgspec.structs.fields(honoured)
         self._required = [field.name for field in fields if field.required]
         self._nullable = {name for name, hint in hints.items() if type(None) in typing.get_args(hint)}
@@ -67,7 +80,6 @@ class Fields(Generic[T]):
             forbid_unknown_fields=True,
         )
         self._names: msgspec.json.Decoder[Any] = msgspec.json.Decoder(names)
-        self._names_of_many: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[names])  # type: ignore[valid-type]
 
     def decode(self, data: bytes, where: str = "") -> T:
         """Return an object of honoured fields.
@@ -87,20 +99,27 @@ class Fields(Generic[T]):
         Raises:
             UsageError: as `decode`, or they are more.
         """
-        items = self._decode_names(self._names_of_many, data, where)
+        # Counted before anything is made of them.
+        items = self._decode_names(_MANY, data, where)
         if len(items) > most:
             raise UsageError(f"{where} has {len(items)} items; at most {most} are accepted", param=where)
-        return [self._settle(names, f"{where}[{place}]") for place, names in enumerate(items)]
+        return [self.decode(bytes(item), f"{where}[{place}]") for place, item in enumerate(items)]
 
     def _settle(self, names: Any, where: str) -> T:
         given = {name: bytes(raw) for name, raw in msgspec.structs.asdict(names).items() if raw is not ABSENT}
         for name, neutral in self._refused.items():
-            if name in given:
-                refuse_unless_neutral(join(where, name), given[name], neutral)
+            if name in given and not asks_for_nothing(given[name], neutral):
+                error = unsupported_field(join(where, name), neutral)
+                raise NotYet(str(error), param=error.param, code=error.code) if name in self._later else error
         values = {}
         for name, read in self._readers.items():
             if name not in given:
                 continue
+            if self._most is not None and name in self._bounded and len(given[name]) > self._most:
+                path = join(where, name)
+                raise UsageError(
+                    f"{path} is {len(given[name])} bytes of JSON; at most {self._most} are read", param=path
+                )
             if given[name] != NULL:
                 values[name] = read(given[name], join(where, name))
             elif name in self._nullable:
@@ -137,27 +156,24 @@ class Fields(Generic[T]):
         return UsageError(f"{what} is not valid: {problem[:1].lower()}{problem[1:]}", param=where or None)
 
 
-def refuse_unless_neutral(path: str, raw: bytes, neutral: Neutral) -> None:
-    """Refuse a field that is not supported yet, unless it asks for nothing.
-
-    Raises:
-        UsageError: it asks for something.
-    """
+def asks_for_nothing(raw: bytes, neutral: Neutral) -> bool:
+    """Return whether the value of a field is one that asks for nothing."""
     if raw == NULL:
-        return
+        return True
     if len(raw) <= LONGEST_NEUTRAL:
         with suppress(msgspec.DecodeError):  # such as a number too large for any type
             value = msgspec.json.decode(raw)
             # By type as well: true is no 1.
-            if any(
+            return any(
                 value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral
-            ):
-                return
-    raise unsupported_field(path, neutral)
+            )
+    return False
 
 
 def reader_of(type_: Any) -> Reader:
     """Return a reader of values of a type, which says where a value is not what it should be."""
+    if Raw in typing.get_args(type_):
+        type_ = Raw  # null was read before
     decoder = msgspec.json.Decoder(type_)
 
     def read(raw: bytes, path: str) -> Any:

@@ -126,7 +126,7 @@ class HealthChecks:
         """Answer `GET /health/ready`: 200 if a token could be made; 503 with Retry-After if not."""
         health = self._engine.statistics().health
         reason = health.reason
-        if health.progress:
+        if health.progress and not health.paused:
             reason = await self._within(self._tokens, "no token was made")
         await self._say(exchange, reason, *([retry_after(RETRY_SECONDS)] if health.live else []))
 

@@ -14,8 +14,12 @@ class ServiceLimits(Struct, frozen=True, kw_only=True):
         all_bodies_bytes: most bytes of bodies that are being read at once; more are refused with 429.
         messages: most messages of a conversation.
         parts: most parts of all its messages together.
+        responses: most responses that are kept for `/v1/responses`; the oldest is forgotten for a new one.
+        responses_bytes: most bytes of them, and of the conversations they end, as JSON.
         health_seconds: longest time a heartbeat or a token may take that `GET /health` or a path under it
             waits for; then 503.
+        control_seconds: longest time an answer to a control call may take; then 504.
+        flush_seconds: longest time that `/flush_cache` may be told to wait until no request lives.
         parting_seconds: longest time the last words to a client may take whose answer the server cut short.
     """
 
@@ -24,5 +28,9 @@ class ServiceLimits(Struct, frozen=True, kw_only=True):
     all_bodies_bytes: int = 256 * 1024 * 1024
     messages: int = 4096
     parts: int = 4096
+    responses: int = 1024
+    responses_bytes: int = 64 * 1024 * 1024
     health_seconds: float = 5.0
+    control_seconds: float = 30.0
+    flush_seconds: float = 600.0
     parting_seconds: float = 1.0

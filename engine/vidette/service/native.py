@@ -26,11 +26,11 @@ from vidette import (
 )
 from vidette.api import UNSUPPORTED, UNSUPPORTED_SAMPLING
 from vidette.errors import UsageError
-from vidette.service.fields import Fields, Neutral, Reader, reader_of
+from vidette.service.fields import FIELD_BYTES, Fields, Neutral, Reader
 from vidette.service.generation import answer_generation, answer_group
 from vidette.service.meta_info import Listed, LogprobsInJSON, meta_info
+from vidette.service.prompts import LIMITS, read_ids_up_to
 from vidette.service.responses import Exchange
-from vidette_protocol.limits import Limits
 
 ONLY_SGLANG: Final = MappingProxyType[str, Neutral](
     {
@@ -71,8 +71,6 @@ ONLY_SGLANG: Final = MappingProxyType[str, Neutral](
 )
 """Fields of SGLang's GenerateReqInput that ours has not, with the values that ask for nothing."""
 
-LIMITS: Final = Limits()
-"""What the front bounds as well; here before anything is decoded."""
 SAMPLING_ONLY_SGLANG: Final = MappingProxyType[str, Neutral]({"beam_width": (1,)})
 """Fields of SGLang's SamplingParams that ours has not."""
 
@@ -167,12 +165,12 @@ class Native:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         refused = {name: neutral for name, neutral in UNSUPPORTED_SAMPLING.items() if name != "n"}
-        sampling = Fields(SamplingParams, {**refused, **SAMPLING_ONLY_SGLANG})
+        sampling = Fields(SamplingParams, {**refused, **SAMPLING_ONLY_SGLANG}, field_bytes=FIELD_BYTES)
         self._fields = Fields(
             NativeRequest,
             {**UNSUPPORTED, **ONLY_SGLANG},
             readers={
-                "input_ids": _read_ids_up_to(engine.max_total_tokens),
+                "input_ids": read_ids_up_to(engine.max_total_tokens),
                 "sampling_params": _one_or_many(sampling),
             },
         )
@@ -222,24 +220,3 @@ def _one_or_many(fields: Fields[SamplingParams]) -> Reader:
         return fields.decode(raw, path)
 
     return read
-
-
-def _read_ids_up_to(most: int) -> Reader:
-    """Return a reader of token ids, or lists of them, that decodes no more than could be served."""
-    read_flat, read_nested = reader_of(list[int] | None), reader_of(list[list[int]])
-
-    def read_ids(raw: bytes, path: str) -> Any:
-        nested = raw.startswith(b"[") and raw[1:].lstrip().startswith(b"[")
-        prompts = raw.count(b"[") - 1 if nested else 1
-        if prompts > LIMITS.answers:
-            raise UsageError(
-                f"{path} has {prompts} prompts; at most {LIMITS.answers} are accepted", param=path
-            )
-        if (count := raw.count(b",") + 1) > most * prompts:
-            room = f"{most} of prompt and output together fit" + (", for each prompt" if nested else "")
-            raise UsageError(
-                f"{path} has {count} token ids; at most {room}", param=path, code="context_length_exceeded"
-            )
-        return (read_nested if nested else read_flat)(raw, path)
-
-    return read_ids

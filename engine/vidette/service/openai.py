@@ -1,9 +1,9 @@
-"""OpenAI's shapes: `POST /v1/chat/completions` and `GET /v1/models`.
+"""OpenAI's older APIs: `POST /v1/chat/completions`, `POST /v1/completions` and `GET /v1/models`.
 
-A stream is a chunk for each delta that has text, the first with the role in it (no empty chunk ahead of the
-first token, which would only look fast), then a chunk with the finish reason. If several answers were asked
-for, their chunks come as they are made, told apart by their index. Then comes the usage if it was asked for,
-then `[DONE]`. If log probabilities were asked for, a delta without text makes a chunk as well.
+A stream of chat is a chunk for each delta that has text, the first with the role in it (no empty chunk ahead
+of the first token, which would only look fast), then a chunk with the finish reason. If several answers were
+asked for, their chunks come as they are made, told apart by their index. Then comes the usage if it was asked
+for, then `[DONE]`. If log probabilities were asked for, a delta without text makes a chunk as well.
 """
 
 from __future__ import annotations
@@ -17,26 +17,19 @@ from msgspec import UNSET, Struct, UnsetType
 
 from vidette import Completion, Delta, Engine, Stream, TokenLogprob
 from vidette.errors import DuplicateRequest, UsageError
-from vidette.service.chat import StreamOptions, in_words_of_chat, read_chat, to_generate
+from vidette.service.chat import in_words_of_chat, read_chat, to_generate
+from vidette.service.completions import (
+    CompletionReader,
+    CompletionShape,
+    echoed,
+    in_words_of_completions,
+    to_complete,
+)
 from vidette.service.errors import ModelNotFound, shown
 from vidette.service.generation import answer_generation, answer_group
 from vidette.service.limits import ServiceLimits
 from vidette.service.responses import Exchange
-
-
-class CachedTokens(Struct, frozen=True):
-    """Tokens of a prompt that were not computed again."""
-
-    cached_tokens: int = 0
-
-
-class Usage(Struct, frozen=True):
-    """What a request took."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens = CachedTokens()
+from vidette.service.usage import Usage, UsageTold
 
 
 class RankedToken(Struct, frozen=True):
@@ -74,13 +67,17 @@ class ChatMessage(Struct, frozen=True, omit_defaults=True):
 
 
 class Choice(Struct, frozen=True):
-    """One answer, or what a chunk adds to it: `message` or `delta` is set."""
+    """One answer, or what a chunk adds to it: `message` or `delta` is set.
+
+    With `finish_reason` comes SGLang's `matched_stop`: the token, the text or the pattern that ended it.
+    """
 
     index: int = 0
     message: ChatMessage | UnsetType = UNSET
     delta: ChatMessage | UnsetType = UNSET
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    matched_stop: int | str | UnsetType | None = UNSET
 
 
 class ChatCompletion(Struct, frozen=True):
@@ -100,27 +97,23 @@ class ChatShape:
     Args:
         name: `id` of the answer, and of all chunks of it.
         model: the name the model is served under.
-        options: what a stream says besides.
+        usage: tells what it took.
         bytes_of: returns the bytes of a token.
     """
 
-    def __init__(
-        self, name: str, model: str, *, options: StreamOptions, bytes_of: Callable[[int], bytes]
-    ) -> None:
+    def __init__(self, name: str, model: str, *, usage: UsageTold, bytes_of: Callable[[int], bytes]) -> None:
         self._id = name
         self._model = model
-        self._options = options
+        self._usage = usage
         self._bytes_of = bytes_of
         self._created = int(time.time())
-        self._streams: dict[int, Stream] = {}
-        """Of which something has come."""
         self._begun: set[int] = set()
 
     def whole(self, streams: Sequence[Stream]) -> ChatCompletion:
         """Return the answer of requests that were read to their ends."""
         choices = tuple(self._choice(stream.completion(), index) for index, stream in enumerate(streams))
         return ChatCompletion(
-            self._id, "chat.completion", self._created, self._model, choices, usage_of(streams)
+            self._id, "chat.completion", self._created, self._model, choices, self._usage.of(streams)
         )
 
     def _choice(self, done: Completion, index: int) -> Choice:
@@ -129,31 +122,29 @@ class ChatShape:
             message=ChatMessage(role="assistant", content=done.text),
             logprobs=self._logprobs(done.logprobs),
             finish_reason=done.finish_reason.type,
+            matched_stop=done.finish_reason.matched,
         )
 
     def pieces(self, stream: Stream, delta: Delta, index: int) -> Iterator[ChatCompletion]:
         """Yield the chunks that a delta makes; a token that completes no character makes none by itself."""
         reason, first = delta.finish_reason, index not in self._begun
-        self._streams[index] = stream
+        self._usage.note(index, stream)
         logprobs = self._logprobs(delta.logprobs)
         if delta.text or logprobs is not None or (reason is not None and first):
             message = ChatMessage(role="assistant" if first else None, content=delta.text)
             self._begun.add(index)
             yield self._chunk(Choice(index, delta=message, logprobs=logprobs))
         if reason is not None:
-            yield self._chunk(Choice(index, delta=ChatMessage(), finish_reason=reason.type))
+            end = Choice(index, delta=ChatMessage(), finish_reason=reason.type, matched_stop=reason.matched)
+            yield self._chunk(end)
 
     def ending(self, streams: Sequence[Stream]) -> Iterator[ChatCompletion]:
         """Yield the usage, if it was asked for."""
-        if self._options.include_usage:
-            yield self._chunk(usage=usage_of(streams))
+        if (usage := self._usage.at_end(streams)) is not None:
+            yield self._chunk(usage=usage)
 
     def _chunk(self, *choices: Choice, usage: Usage | None = None) -> ChatCompletion:
-        told: Usage | UnsetType | None = usage
-        if self._options.continuous_usage_stats:
-            told = usage or usage_of(list(self._streams.values()))
-        elif not self._options.include_usage:
-            told = UNSET
+        told = usage or self._usage.in_chunk()
         return ChatCompletion(self._id, "chat.completion.chunk", self._created, self._model, choices, told)
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs | None:
@@ -200,18 +191,19 @@ class OpenAI:
     def __init__(self, engine: Engine, limits: ServiceLimits) -> None:
         self._engine = engine
         self._limits = limits
+        self._completions = CompletionReader(engine.max_total_tokens)
         name = engine.info.name
         self._card = ModelCard(name, int(time.time()), name, engine.max_total_tokens)
 
     async def chat_completions(self, exchange: Exchange) -> None:
         """Answer `POST /v1/chat/completions`."""
         request, messages = read_chat(exchange.take_body(), self._limits)
-        self._check_model(request.model)
+        self.check_model(request.model)
         rid = uuid4().hex if request.rid is None else request.rid
         shape = ChatShape(
             rid,
             self._card.id,
-            options=request.stream_options or StreamOptions(),
+            usage=UsageTold(request.stream_options, request.n),
             bytes_of=self._engine.token_bytes,
         )
         prompt = await self._engine.render_chat(messages)
@@ -223,30 +215,45 @@ class OpenAI:
         except UsageError as error:
             raise in_words_of_chat(error, request) from error
 
+    async def completions(self, exchange: Exchange) -> None:
+        """Answer `POST /v1/completions`."""
+        request, prompts = self._completions.read(exchange.take_body())
+        self.check_model(request.model)
+        rid = uuid4().hex if request.rid is None else request.rid
+        asked = to_complete(request, prompts, rid)
+        shape = CompletionShape(
+            rid,
+            self._card.id,
+            engine=self._engine,
+            request=request,
+            echoed=echoed(prompts, self._engine) if request.echo else None,
+        )
+        answer = answer_generation if len(prompts) == request.n == 1 else answer_group
+        try:
+            await answer(exchange, self._engine, asked, shape)
+        except DuplicateRequest:
+            raise
+        except UsageError as error:
+            raise in_words_of_completions(error, request) from error
+
     async def list_models(self, exchange: Exchange) -> None:
         """Answer `GET /v1/models`."""
         await exchange.send_json(ModelList((self._card,)))
 
     async def show_model(self, exchange: Exchange) -> None:
         """Answer `GET /v1/models/{id}`."""
-        self._check_model(exchange.path_params["id"])
+        self.check_model(exchange.path_params["id"])
         await exchange.send_json(self._card)
 
-    def _check_model(self, name: str | None) -> None:
+    def check_model(self, name: str | None) -> None:
+        """Check that a request is for the model that is served; None: it does not say.
+
+        Raises:
+            ModelNotFound: it is not.
+        """
         if name is not None and name != self._card.id:
             raise ModelNotFound(
                 f"there is no model {shown(name)} here; this server serves {self._card.id!r}",
                 param="model",
                 code="model_not_found",
             )
-
-
-def usage_of(streams: Sequence[Stream]) -> Usage:
-    """Return what a request took, whose answers these are; the prompt counts once.
-
-    Cached are the tokens of the prompt that were computed for none of them.
-    """
-    prompt = max(stream.prompt_tokens for stream in streams)
-    output = sum(stream.completion_tokens for stream in streams)
-    cached = min(stream.served.cached_tokens for stream in streams)
-    return Usage(prompt, output, prompt + output, CachedTokens(cached))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
+from typing import Any, Final, NamedTuple
 
 import anyio
 import msgspec
@@ -26,6 +27,7 @@ from vidette.service.gate import Gate
 from vidette.service.limits import ServiceLimits
 
 logger = logging.getLogger(__name__)
+_encode: Final = msgspec.json.Encoder().encode
 
 JSON = (b"content-type", b"application/json")
 EVENTS = (
@@ -34,22 +36,62 @@ EVENTS = (
     # Proxies of the nginx family would otherwise hold events back.
     (b"x-accel-buffering", b"no"),
 )
+STOPPING = (HTTPStatus.SERVICE_UNAVAILABLE, 529)
+"""What is answered when the server stops; Anthropic has a status of its own for it."""
 DONE = b"data: [DONE]\n\n"
 """The last event of an answer that is complete, and of no other."""
+
+
+def plain_event(value: Any) -> bytes:
+    """Return an event as OpenAI's older APIs frame it."""
+    return b"data: %b\n\n" % _encode(value)
+
+
+def named_event(value: Any) -> bytes:
+    """Return an event, a dict, with its `type` as its name besides."""
+    return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), _encode(value))
+
+
+class Dialect(NamedTuple):
+    """How an API says what all of them have to say."""
+
+    frame: Callable[[Any], bytes] = plain_event
+    """Returns an event as it is sent."""
+    done: bytes = DONE
+    """What ends a stream that is complete."""
+    error: Callable[[Exception], Any] = body_of
+    """Returns the body of an error."""
+    status: Callable[[Exception], int] = status_of
+    """Returns the HTTP status of an error."""
+
+
+OPENAI: Final = Dialect()
+NAMED_EVENTS: Final = Dialect(frame=named_event, done=b"")
+"""OpenAI's newer API: the last event of a stream says that it is complete."""
 
 
 class Exchange:
     """A request, and its answer being sent.
 
+    Attributes:
+        path_params: what the route found in the path.
+        query: the query string.
+        body: of the request.
+        error_event: returns what an error is in the midst of a stream; an API may have an event for it.
+
     Args:
         scope: of the request.
         send: of the server.
         gate: closed when the server stops; a 503 says then when to try again.
+        dialect: of the API.
     """
 
-    def __init__(self, scope: Scope, send: Send, gate: Gate) -> None:
+    def __init__(self, scope: Scope, send: Send, gate: Gate, dialect: Dialect = OPENAI) -> None:
         self.path_params: dict[str, str] = scope.get("path_params", {})
+        self.query: bytes = scope.get("query_string", b"")
         self.body = b""
+        self.error_event = dialect.error
+        self._dialect = dialect
         self._send_message = send
         self._gate = gate
         self._started = False
@@ -68,6 +110,11 @@ class Exchange:
         await self._start(status, [JSON, (b"content-length", b"%d" % len(body)), *headers])
         await self._send({"type": "http.response.body", "body": body})
 
+    async def send_bytes(self, body: bytes, content_type: bytes) -> None:
+        """Answer with something that is no JSON."""
+        await self._start(200, [(b"content-type", content_type), (b"content-length", b"%d" % len(body))])
+        await self._send({"type": "http.response.body", "body": body})
+
     async def start_events(self) -> None:
         """Begin an answer of server-sent events; from here on its status is 200."""
         await self._start(200, EVENTS)
@@ -75,13 +122,13 @@ class Exchange:
 
     async def send_events(self, values: Iterable[object]) -> None:
         """Send events, all in one piece; waits while the client is slow."""
-        body = b"".join(b"data: %b\n\n" % msgspec.json.encode(value) for value in values)
+        body = b"".join(map(self._dialect.frame, values))
         if body:
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end_events(self, *, whole: bool = True) -> None:
         """Say that no more comes, and whether the answer is complete."""
-        await self._send({"type": "http.response.body", "body": DONE if whole else b""})
+        await self._send({"type": "http.response.body", "body": self._dialect.done if whole else b""})
         self._in_events = False
 
     async def fail(self, error: Exception) -> None:
@@ -91,17 +138,17 @@ class Exchange:
         follows, so that nobody takes a torn answer for a whole one. In or behind another answer there is
         no place for it.
         """
-        body = body_of(error)
         if not self._started:
-            await self.send_json(body, status=status_of(error), headers=headers_of(error))
+            body, status = self._dialect.error(error), self._dialect.status(error)
+            await self.send_json(body, status=status, headers=headers_of(error))
         elif self._in_events:
-            event = b"data: %b\n\n" % msgspec.json.encode(body)
+            event = self._dialect.frame(self.error_event(error))
             await self._send({"type": "http.response.body", "body": event})
             self._in_events = False
 
     async def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         headers = list(headers)
-        seconds = self._gate.retry_after if status == HTTPStatus.SERVICE_UNAVAILABLE else None
+        seconds = self._gate.retry_after if status in STOPPING else None
         if seconds is not None and all(name != RETRY_AFTER for name, _ in headers):
             headers.append(retry_after(seconds))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
@@ -127,6 +174,7 @@ class Endpoint:
         bodies: reads the bodies.
         limits: bounds of the service.
         stopping: closed when the server stops; None: that is `gate`.
+        dialect: of the API.
     """
 
     def __init__(
@@ -137,16 +185,18 @@ class Endpoint:
         bodies: BodyReader,
         limits: ServiceLimits,
         stopping: Gate | None = None,
+        dialect: Dialect = OPENAI,
     ) -> None:
         self._answer = answer
         self._gate = gate
         self._bodies = bodies
         self._limits = limits
         self._stopping = gate if stopping is None else stopping
+        self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; nothing but a cancellation from outside gets out."""
-        exchange = Exchange(scope, send, self._stopping)
+        exchange = Exchange(scope, send, self._stopping, self._dialect)
         try:
             with self._gate.enter() as stop:
                 await self._answer_watched(exchange, scope, receive)

@@ -223,6 +223,11 @@ class FrontMachine:
             return False
         return self._move(vid, entry, FrontEvent.ABORT) is FrontState.CLOSING
 
+    def group(self, vid: Vid) -> Vid | None:
+        """Return the group that a live request belongs to; None: it does not live, or is alone."""
+        entry = self._live.get(vid)
+        return None if entry is None else entry.group
+
     def abort_group(self, group: Vid) -> list[Vid]:
         """Note that the caller of a group has left; as `abort` of each of its vids.
 

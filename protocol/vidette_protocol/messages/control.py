@@ -94,6 +94,7 @@ class SchedulerLedger(Struct, array_like=True, frozen=True):
         running: those of the live ones that hold blocks and are computed.
         blocks_host: blocks in the second tier of the cache.
         number: where there are several detokenizers, which of all ledgers it is, the first being 1.
+        paused: whether it takes no steps until it is told to go on.
     """
 
     live: int = 0
@@ -109,6 +110,7 @@ class SchedulerLedger(Struct, array_like=True, frozen=True):
     running: int = 0
     blocks_host: int = 0
     number: int = 0
+    paused: bool = False
 
 
 class HeartbeatReq(Message, tag=Tag.HEARTBEAT, kw_only=True, frozen=True):

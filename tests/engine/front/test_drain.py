@@ -23,7 +23,7 @@ async def test_all_that_live_end_by_one_message_and_keep_what_they_have_heard() 
         front.say(StrRow(vids[0], 0, (65,), None, "A"), StrRow(vids[1], 0, (66,), STOP, "B"))
         await front.heard()
         front.sent()
-        assert front.manager.abort_all("the weights change") == 2
+        assert front.manager.aborts.all("the weights change") == 2
         last = AbortReq(vid=vids[2], floor=vids[0], abort_all=True, abort_message="the weights change")
         assert front.sent() == [last]
         assert (await anext(streams[0])).text == "A"
@@ -45,8 +45,8 @@ async def test_all_that_live_end_by_one_message_and_keep_what_they_have_heard() 
 async def test_a_second_time_there_is_nothing_to_end_and_new_ones_live() -> None:
     async with Front.serving() as front:
         async with front.manager.generate(ask(rid="r")):
-            assert front.manager.abort_all() == 1
-            assert front.manager.abort_all() == 0
+            assert front.manager.aborts.all() == 1
+            assert front.manager.aborts.all() == 0
             front.sent()
             async with front.manager.generate(ask(rid="r")) as stream:  # the slot is free at once
                 assert isinstance(front.sent()[0], TokenizedGenerateReqInput)
@@ -77,7 +77,7 @@ async def test_one_that_is_being_tokenised_is_not_sent() -> None:
             tasks.start_soon(generate, front)
             tasks.start_soon(generate_group, front)
             await front.until(lambda: front.offload.begun == 2)
-            assert front.manager.abort_all("late") == 3
+            assert front.manager.aborts.all("late") == 3
             front.offload.gate.set()
         assert len(caught) == 2
         assert all("late" in str(error) for error in caught)
@@ -90,7 +90,7 @@ async def test_one_that_was_replaced_is_still_told_so() -> None:
     async with Front.serving() as front:
         async with front.manager.generate(ask(rid="r")) as old:
             async with front.manager.generate(ask(rid="r"), replace=True) as new:
-                assert front.manager.abort_all() == 1
+                assert front.manager.aborts.all() == 1
                 with pytest.raises(RequestReplaced):
                     await old.read()
                 with pytest.raises(RequestAborted):
@@ -112,7 +112,7 @@ async def test_those_that_wait_for_another_ring_hear_of_it_at_once() -> None:
             front.manager.lose(LOST)
             tasks.start_soon(generate, front)
             await anyio.wait_all_tasks_blocked()
-            assert front.manager.abort_all() == 2
+            assert front.manager.aborts.all() == 2
             with pytest.raises(RequestAborted):
                 await stream.read()
             await front.until(lambda: len(caught) == 1)
@@ -127,7 +127,7 @@ async def test_when_it_has_ended_there_is_nothing_to_abort() -> None:
         async with front.manager.generate(ask()) as stream:
             front.manager.end(LOST)
             front.sent()
-            assert front.manager.abort_all() == 0
+            assert front.manager.aborts.all() == 0
             assert front.sent() == []
             with pytest.raises(EngineBroken):
                 await stream.read()
@@ -180,7 +180,7 @@ async def test_a_vid_of_several_fronts_is_named_whole() -> None:
     async with Front.serving(front_id=2) as front:
         async with front.manager.generate(ask()):
             front.sent()
-            front.manager.abort_all()
+            front.manager.aborts.all()
             (abort,) = front.sent()
             assert isinstance(abort, AbortReq)
             assert abort.vid == make_vid(2, 0)

@@ -102,7 +102,7 @@ async def test_ends_are_told_apart_and_counted_once() -> None:
             async with front.manager.generate(ask(rid="same"), replace=True):
                 pass
         async with front.manager.generate(ask()):
-            front.manager.abort_all()
+            front.manager.aborts.all()
         assert (ended["abort"], ended["error"]) == (4, 0)
         async with front.manager.generate(ask()) as stream:
             front.say(StrRow(stream.vid, 0, (), FinishReason("error", message="it failed"), ""))

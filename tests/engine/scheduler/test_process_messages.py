@@ -14,11 +14,12 @@ from vidette_protocol.ids import make_vid
 from vidette_protocol.messages import (
     AbortReq,
     BatchTokenizedGenerateReqInput,
-    ContinueGenerationReqInput,
+    ConfigureLoggingReq,
     ControlReq,
     FinishReason,
     GetInternalStateReq,
     GetInternalStateReqOutput,
+    ProfileReq,
     SchedulerLedger,
     ShutdownReq,
 )
@@ -147,7 +148,7 @@ async def test_its_state_is_told_while_it_computes(kind: Kind) -> None:
         }
 
 
-HANDLED = {GetInternalStateReq, *get_args(Control)}
+HANDLED = {GetInternalStateReq, ProfileReq, *get_args(Control)}
 UNHANDLED = [
     next(message for message in SAMPLES.values() if type(message) is cls)
     for cls in CONTROL
@@ -170,7 +171,7 @@ async def test_what_is_not_supported_is_refused_with_a_sentence_and_ends_nothing
 async def test_answers_come_in_the_order_of_the_questions(kind: Kind) -> None:
     async with running(kind) as ends:
         for number in range(20):
-            kinds = (GetInternalStateReq, ContinueGenerationReqInput)
+            kinds = (GetInternalStateReq, ConfigureLoggingReq)
             ends.front.post(kinds[number % 2](id=number))
         answers = [await ends.front.receive() for _ in range(20)]
         assert [getattr(answer, "id", None) for answer in answers] == list(range(20))

@@ -374,6 +374,9 @@ def test_a_group_is_several_requests_submitted_together() -> None:
     machine, vids = group_of(R, S, T)
     assert vids == tuple(make_vid(2, count) for count in range(3))
     assert [machine.holder(rid) for rid in (R, S, T)] == list(vids)
+    assert [machine.group(vid) for vid in vids] == [vids[0]] * 3
+    alone = machine.submit(Rid("alone"))
+    assert (machine.group(alone), machine.group(Vid(999))) == (None, None)
 
 
 @pytest.mark.parametrize("rids", [(S, R), (R, S), (T, S, S), (S, S)])

@@ -1,0 +1,87 @@
+"""`Operations`: what whoever runs an engine does with it, besides having text made."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vidette._supervisor import Supervisor
+from vidette.config import EngineConfig
+from vidette.front.manager import TokenizerManager
+from vidette_protocol.messages import (
+    ContinueGenerationReqInput,
+    ControlOutput,
+    PauseGenerationReqInput,
+)
+
+PauseMode = Literal["abort", "retract", "in_place"]
+"""What a pause does with the requests that live."""
+PAUSED = "generation is paused"
+"""Why requests were ended by a pause."""
+
+
+class Operations:
+    """The part of an engine that is for whoever runs it."""
+
+    _manager: TokenizerManager
+    _supervisor: Supervisor
+
+    @property
+    def config(self) -> EngineConfig:
+        """What the engine was made with."""
+        return self._supervisor.config
+
+    def abort(self, rid: str, why: str | None = None) -> int:
+        """End the request of a rid at once, whoever reads it, or all answers of a group that was given it.
+
+        It matches exactly, also what is not sent yet. Whoever reads it gets what has come of it, and then
+        RequestAborted; the rid is free at once.
+
+        Args:
+            rid: as the request was given it.
+            why: a sentence for those who read it.
+
+        Returns:
+            How many answers were ended; 0: no such request lives.
+        """
+        return self._manager.aborts.one(rid, why)
+
+    async def pause_generation(
+        self, mode: PauseMode = "abort", *, deadline_s: float | None = None
+    ) -> ControlOutput:
+        """Have the scheduler take no step until `continue_generation()`; new requests wait.
+
+        Aborts, questions and deadlines go on. A scheduler that is started again is paused as well.
+
+        Args:
+            mode: what becomes of the requests that live. "abort": they end, with RequestAborted. "retract":
+                they hold no blocks, so that the caches can be emptied, and are computed anew later.
+                "in_place": they stay as they are.
+            deadline_s: how long to wait for the answer; None: as long as it takes.
+
+        Raises:
+            TimeoutError: no answer came within `deadline_s`.
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        if mode == "abort":
+            # Nothing awaits in between: what comes from now on is sent behind the pause.
+            self._manager.aborts.all(PAUSED)
+        return await self._manager.calls.control(
+            PauseGenerationReqInput(id=0, mode=mode, deadline_s=deadline_s)
+        )
+
+    async def continue_generation(
+        self, *, empty_cache: bool = True, deadline_s: float | None = None
+    ) -> ControlOutput:
+        """Have the scheduler go on after a pause; nothing happens if there was none.
+
+        Args:
+            empty_cache: give memory that torch keeps back to the device first.
+            deadline_s: how long to wait for the answer; None: as long as it takes.
+
+        Raises:
+            TimeoutError: no answer came within `deadline_s`.
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        return await self._manager.calls.control(
+            ContinueGenerationReqInput(id=0, torch_empty_cache=empty_cache, deadline_s=deadline_s)
+        )

@@ -1,0 +1,358 @@
+"""HTTP/1.1 of hypercorn's, on streams of ours; for Trio, which uvicorn does not run on.
+
+Of hypercorn this has the protocol, from bytes to ASGI and back. How connections are taken, read, written and
+closed is done here. Its own server sends inside of a shield, so a client that does not read holds what it
+asked for, and the server's end, as long as it likes; and one that fails in a way nobody thought of takes all
+others along. As with uvicorn, HTTP/1.1 is all that is spoken.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import ssl
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import anyio
+import h11
+from anyio.abc import ByteStream, SocketAttribute, SocketListener, SocketStream
+from anyio.streams.tls import TLSStream
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.events import Event as Spoken
+from hypercorn.protocol.events import Response
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from starlette.types import ASGIApp
+
+from vidette.service.sockets import HEAD_BYTES, KEEP_ALIVE_SECONDS
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES: Final = 64 * 1024
+"""Longest piece that is read at once."""
+UNSENT_BYTES: Final = 64 * 1024
+"""An answer waits while more than that was not taken by the kernel yet."""
+WRITE_BYTES: Final = 16 * 1024
+"""Longest piece that waits in the kernel's queue."""
+AHEAD_BYTES: Final = 64 * 1024
+"""A body is not read while the app has so much of it before it."""
+LINGER_SECONDS: Final = 1.0
+"""How long a client that was refused may go on sending, so that it gets to read why."""
+RETRY_SECONDS: Final = 0.1
+"""After which a connection is taken, if there was no memory or descriptor for it."""
+
+_LOST: Final = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
+"""What reading and writing raises when the client is gone."""
+
+_Send = Callable[[Any], Awaitable[None]]
+_Put = Callable[[Any], Awaitable[None]]
+
+
+class HypercornServer:
+    """A server that runs as a task of ours.
+
+    Args:
+        app: what to serve.
+        sock: listens.
+        tls: how to speak TLS, if so.
+        closing_seconds: how long connections have to take what was sent to them, at the end.
+    """
+
+    def __init__(
+        self, app: ASGIApp, sock: socket.socket, tls: ssl.SSLContext | None, closing_seconds: float
+    ) -> None:
+        self.listening = anyio.Event()
+        self._app = app
+        self._sock = sock
+        self._tls = tls
+        self._closing_seconds = closing_seconds
+        self._config = _config()
+        self._context = WorkerContext(None)
+        self._connections: set[_Connection] = set()
+        self._told = anyio.Event()
+        self._left = anyio.Event()
+
+    async def run_until_told(self) -> None:
+        """Serve until `stop()`, also if everything around is cancelled: connections are closed in order."""
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as connections:
+                async with (
+                    await SocketListener.from_socket(self._sock) as listener,
+                    anyio.create_task_group() as accepting,
+                ):
+                    accepting.start_soon(self._accept, listener, connections)
+                    self.listening.set()
+                    await self._told.wait()
+                    accepting.cancel_scope.cancel("the server is stopping")
+                await self._context.terminated.set()
+                for connection in self._connections:
+                    connection.close_if_idle()
+                with anyio.move_on_after(self._closing_seconds):
+                    while self._connections:
+                        await self._left.wait()
+                connections.cancel_scope.cancel("the server has waited long enough")
+
+    def stop(self) -> None:
+        """Take no more connections, and close those that there are."""
+        self._told.set()
+
+    async def _accept(self, listener: SocketListener, connections: anyio.abc.TaskGroup) -> None:
+        while True:
+            try:
+                stream = await listener.accept()
+            except (OSError, anyio.BrokenResourceError):  # no descriptor is left, or the client has left
+                await anyio.sleep(RETRY_SECONDS)
+            else:
+                connections.start_soon(self._serve, stream)
+
+    async def _serve(self, plain: SocketStream) -> None:
+        """Serve one connection; whatever goes wrong with it is its own affair."""
+        connection: _Connection | None = None
+        try:
+            stream: ByteStream = plain
+            if self._tls is not None:
+                with anyio.move_on_after(KEEP_ALIVE_SECONDS) as scope:
+                    stream = await TLSStream.wrap(
+                        plain, server_side=True, ssl_context=self._tls, standard_compatible=False
+                    )
+                if scope.cancelled_caught:
+                    return
+            connection = _Connection(self._app, self._config, self._context, stream, plain)
+            self._connections.add(connection)
+            await connection.run()
+        except _LOST:
+            pass
+        except BaseExceptionGroup as group:
+            errors, others = group.split(Exception)
+            if errors is not None and errors.split(_LOST)[1] is not None:
+                logger.exception("a connection failed in a way that is a bug")
+            if others is not None:
+                raise others from None
+        except Exception:
+            logger.exception("a connection failed in a way that is a bug")
+        finally:
+            if connection is not None:
+                self._connections.discard(connection)
+                self._left.set()
+                self._left = anyio.Event()
+            with anyio.CancelScope(shield=True):  # it waits for nothing
+                await plain.aclose()
+
+
+class _Connection:
+    """One connection: what comes goes to the protocol, and what that says goes out, in one piece each.
+
+    Args:
+        app: answers.
+        config: of the protocol.
+        context: what all connections share.
+        stream: of the connection.
+        plain: what is below it, if it speaks TLS.
+    """
+
+    def __init__(
+        self, app: ASGIApp, config: Config, context: WorkerContext, stream: ByteStream, plain: SocketStream
+    ) -> None:
+        self._app = app
+        self._config = config
+        self._context = context
+        self._stream = stream
+        raw = plain.extra(SocketAttribute.raw_socket)  # noqa: S610  it is no database
+        self._socket = raw if stream is plain else None
+        self._addresses = (raw.getpeername()[:2], raw.getsockname()[:2])
+        self._idle = True
+        self._gone = False
+        self._reading = anyio.CancelScope(deadline=anyio.current_time() + KEEP_ALIVE_SECONDS)
+        self._unsent = bytearray()
+        self._news = anyio.Event()
+        self._taken = anyio.Event()
+
+    async def run(self) -> None:
+        """Serve it to its end."""
+        app: Any = self._app  # what calls it is _Answers
+        answers: Any = _Answers()
+        secure, state = self._socket is None, ConnectionState({})
+        protocol = _Http(
+            app, self._config, self._context, answers, state, secure, *self._addresses, self._take
+        )
+        async with anyio.create_task_group() as helpers:
+            helpers.start_soon(self._write)
+            async with anyio.create_task_group() as answers.tasks:
+                await self._read(protocol)
+            while self._unsent:
+                await self._taken.wait()
+            if not self._gone and protocol.unread:
+                await self._linger()
+            helpers.cancel_scope.cancel("the connection is over")
+
+    def close_if_idle(self) -> None:
+        """Close it if nothing is being answered; else the protocol does, behind the answer."""
+        if self._idle:
+            self._reading.cancel("the server is stopping")
+
+    async def _read(self, protocol: H11Protocol) -> None:
+        with self._reading:
+            try:
+                while not self._gone:
+                    await protocol.handle(RawData(await self._stream.receive(READ_BYTES)))
+            except _LOST:
+                self._lose()
+        await protocol.handle(Closed())
+
+    async def _take(self, event: Event) -> None:
+        """Do what the protocol wants."""
+        if isinstance(event, RawData):
+            await self._send(event.data)
+        elif isinstance(event, Closed):
+            self._reading.cancel("the protocol closes the connection")
+        elif isinstance(event, Updated):
+            self._idle = event.idle
+            self._reading.deadline = anyio.current_time() + KEEP_ALIVE_SECONDS if event.idle else math.inf
+
+    async def _send(self, data: bytes) -> None:
+        """Take something to be sent, whole even if this is cancelled; wait while there is too much of it."""
+        if self._gone:
+            return
+        if not self._unsent and self._socket is not None:
+            try:
+                data = data[self._socket.send(data) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._lose()
+                return
+        if data:
+            self._unsent += data
+            self._news.set()
+            while len(self._unsent) > UNSENT_BYTES:
+                await self._taken.wait()
+
+    async def _write(self) -> None:
+        """Send what the kernel did not take at once."""
+        while True:
+            while not self._unsent:
+                await self._news.wait()
+                self._news = anyio.Event()
+            piece = bytes(self._unsent[:WRITE_BYTES])
+            try:
+                await self._stream.send(piece)
+            except _LOST:
+                self._lose()
+            else:
+                del self._unsent[: len(piece)]
+                self._say_taken()
+
+    def _lose(self) -> None:
+        """Note that nobody is there any more; the app is told by whoever reads."""
+        self._gone = True
+        self._unsent.clear()
+        self._say_taken()
+        self._reading.cancel("the client is gone")
+
+    def _say_taken(self) -> None:
+        self._taken.set()
+        self._taken = anyio.Event()
+
+    async def _linger(self) -> None:
+        """Read on what nobody wants: left there, it would cut the client off before it has its answer."""
+        with suppress(*_LOST), anyio.move_on_after(LINGER_SECONDS):
+            if self._socket is not None:
+                await self._stream.send_eof()
+            while True:
+                await self._stream.receive(READ_BYTES)
+
+
+class _Http(H11Protocol):
+    """HTTP/1.1, and nothing that a client would like to speak instead."""
+
+    @property
+    def unread(self) -> bool:
+        """Whether the client has not said all it wanted to; then this was its last request."""
+        return self.connection.their_state in {h11.SEND_BODY, h11.ERROR}
+
+    async def stream_send(self, event: Spoken) -> None:
+        """Send a part of an answer, which says so if it is the last one on this connection."""
+        if isinstance(event, Response) and self.unread:
+            headers = [*event.headers, (b"connection", b"close")]
+            event = Response(event.stream_id, headers, event.status_code)
+        await super().stream_send(event)
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Stay with HTTP/1.1: an offer to change may be ignored."""
+
+
+class _Answers:
+    """The task group of one connection, as the protocol wants it."""
+
+    tasks: anyio.abc.TaskGroup
+
+    async def spawn_app(self, app: ASGIApp, _: Config, scope: Any, send: _Send) -> _Put:
+        """Have the app answer a request; return what takes messages for it."""
+        inbox = _Inbox()
+        self.tasks.start_soon(_answer, app, scope, inbox, send)
+        return inbox.put
+
+
+async def _answer(app: ASGIApp, scope: Any, inbox: _Inbox, send: _Send) -> None:
+    try:
+        await app(scope, inbox.receive, send)
+    except Exception:
+        logger.exception("the app failed")
+    await send(None)
+
+
+class _Inbox:
+    """What the app is told about a request: pieces of its body, and at last that its client is gone."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Any] = deque()
+        self._held = 0
+        self._gone = False
+        self._news = anyio.Event()
+        self._room = anyio.Event()
+
+    async def put(self, message: Any) -> None:
+        """Take a message; waits while the app has enough before it."""
+        if message["type"] == "http.disconnect":
+            self._gone = True
+            self._messages.clear()
+            self._make_room(self._held)
+        else:
+            self._messages.append(message)
+            self._held += len(message["body"])
+        self._news.set()
+        while self._held > AHEAD_BYTES:
+            await self._room.wait()
+
+    async def receive(self) -> Any:
+        """Return the next message, as ASGI has it."""
+        while not self._messages:
+            if self._gone:
+                return {"type": "http.disconnect"}
+            await self._news.wait()
+            self._news = anyio.Event()
+        message = self._messages.popleft()
+        self._make_room(len(message["body"]))
+        return message
+
+    def _make_room(self, count: int) -> None:
+        self._held -= count
+        self._room.set()
+        self._room = anyio.Event()
+
+
+def _config() -> Config:
+    config = Config()
+    config.accesslog = None  # it would tell who asked what
+    config.errorlog = None
+    config.include_server_header = False
+    config.h11_max_incomplete_size = HEAD_BYTES
+    config.keep_alive_max_requests = sys.maxsize
+    return config

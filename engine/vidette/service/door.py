@@ -1,0 +1,73 @@
+"""`FrontDoor`: who may come in, what is remembered of it, and the middleware that sees to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from vidette.errors import UsageError
+from vidette.service.access_log import AccessLog, LogSettings
+from vidette.service.keys import KeyCheck, Keys
+from vidette.service.request_ids import RequestIds
+
+PREFLIGHT_SECONDS: Final = 600
+"""How long a browser may remember what it is allowed."""
+FROM_PAGES: Final = ("authorization", "content-type", "x-api-key", "x-request-id", "anthropic-version")
+"""Headers that a page of an allowed origin may send."""
+TO_PAGES: Final = ("x-request-id", "retry-after")
+"""Headers of an answer that such a page may read."""
+
+
+class FrontDoor(Struct, frozen=True):
+    """Who may use the service from where, and what is logged of it.
+
+    Args:
+        keys: what clients have to know; without any, all may do everything.
+        cors_origins: pages that browsers let use the service, such as "https://chat.example"; "*": all.
+        logs: what is logged of requests.
+    """
+
+    keys: Keys = Keys()
+    cors_origins: tuple[str, ...] = ()
+    logs: LogSettings = msgspec.field(default_factory=LogSettings)
+
+    def middleware(self) -> list[Middleware]:
+        """Return what stands before the routes, the outermost first; all of it is pure ASGI."""
+        layers = [Middleware(RequestIds), Middleware(AccessLog, settings=self.logs)]
+        if self.cors_origins:
+            layers.append(
+                Middleware(
+                    CORSMiddleware,
+                    allow_origins=list(self.cors_origins),
+                    allow_methods=["GET", "POST", "DELETE"],
+                    allow_headers=list(FROM_PAGES),
+                    expose_headers=list(TO_PAGES),
+                    max_age=PREFLIGHT_SECONDS,
+                )
+            )
+        if self.keys:
+            layers.append(Middleware(KeyCheck, keys=self.keys))
+        return layers
+
+
+def check_origins(origins: Sequence[str]) -> tuple[str, ...]:
+    """Return the origins of pages, as browsers write them.
+
+    Raises:
+        UsageError: one is none: a scheme and a host, perhaps a port, and nothing behind it.
+    """
+    for origin in origins:
+        scheme, mark, host = origin.partition("://")
+        fine = scheme in ("http", "https") and mark and host and not set(host) & set("/?#@ ")
+        if origin != "*" and not fine:
+            raise UsageError(
+                f"cors-origin is {origin!r}; it must be '*' or such as https://chat.example:8443, "
+                "without a path",
+                param="cors-origin",
+            )
+    return tuple(origins)

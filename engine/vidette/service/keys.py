@@ -1,0 +1,158 @@
+"""Keys: what a client has to know, compared in constant time and shown nowhere.
+
+Whatever is not listed as open needs a key, if there is one. What only whoever runs the server may do needs
+the admin key, or the other one where there is no admin key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from vidette.errors import UsageError
+from vidette.service.errors import body_of, status_of
+
+OPEN: Final = frozenset({"/health", "/health/live", "/health/progress", "/health/ready", "/health_generate"})
+"""Paths that need no key: what load balancers ask. They match exactly."""
+SHOWN: Final = "***"
+"""What is shown of a key, whatever it is."""
+ADMIN: Final = "vidette.admin"
+"""Key of an ASGI scope: whether the client may do what only whoever runs the server may."""
+
+
+class Secret:
+    """A key. It cannot be read back: only a digest of it is kept.
+
+    Args:
+        key: 1 to 1024 printable ASCII characters without spaces.
+
+    Raises:
+        UsageError: it is not that.
+    """
+
+    __slots__ = ("_digest",)
+
+    def __init__(self, key: str) -> None:
+        if not 1 <= len(key) <= 1024 or not key.isascii() or not key.isprintable() or " " in key:
+            raise UsageError(
+                f"a key has {len(key)} characters; it must be 1 to 1024 printable ASCII ones without spaces"
+            )
+        self._digest = _digest(key.encode())
+
+    def matches(self, given: bytes) -> bool:
+        """Return whether it is this key, in a time that says nothing of it, its length included."""
+        return hmac.compare_digest(self._digest, _digest(given))
+
+    def __repr__(self) -> str:
+        return SHOWN
+
+
+class Keys(Struct, frozen=True):
+    """The keys of a server.
+
+    Args:
+        api: what clients need; None: nothing.
+        admin: what whoever runs it needs; None: the other.
+    """
+
+    api: Secret | None = None
+    admin: Secret | None = None
+
+    def __bool__(self) -> bool:
+        """Return whether there are any."""
+        return self.api is not None or self.admin is not None
+
+
+class KeyMissing(UsageError):  # noqa: N818  named like the engine's errors
+    """The request has no key, or a wrong one."""
+
+    status = 401
+    kind = "authentication_error"
+
+
+class KeyTooLow(UsageError):  # noqa: N818
+    """The request has a key, but needs the admin key."""
+
+    status = 403
+    kind = "permission_error"
+
+
+class KeyCheck:
+    """Middleware that refuses requests without the key they need, before anything of their bodies is read.
+
+    Args:
+        app: what answers the others.
+        keys: those of the server.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or pass it on; whatever is no HTTP is not served."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = given_key(scope)
+        api, admin = self._keys.api, self._keys.admin
+        is_admin = admin is not None and given is not None and admin.matches(given)
+        is_client = api is None or (given is not None and api.matches(given))
+        scope[ADMIN] = is_admin or (admin is None and is_client)
+        if is_admin or is_client or scope["path"] in OPEN:
+            await self._app(scope, receive, send)
+            return
+        what = "there is no key in the request" if given is None else "the key of the request is wrong"
+        error = KeyMissing(
+            f"{what}; give it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'", code="invalid_api_key"
+        )
+        await _answer(error, {"www-authenticate": "Bearer"}, scope, receive, send)
+
+
+def given_key(scope: Scope) -> bytes | None:
+    """Return the key of a request: `Authorization: Bearer KEY`, or `x-api-key: KEY`, given once."""
+    found = []
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            kind, _, key = value.strip().partition(b" ")
+            found.append(key.strip() if kind.lower() == b"bearer" else b"")
+        elif name == b"x-api-key":
+            found.append(value.strip())
+    return found[0] if len(set(found)) == 1 else None
+
+
+class AdminOnly:
+    """An endpoint that only whoever runs the server may use; where there are no keys, everybody may.
+
+    Args:
+        app: the endpoint.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or pass it on."""
+        if scope.get(ADMIN, True):
+            await self._app(scope, receive, send)
+            return
+        error = KeyTooLow("this needs the admin key of the server", code="admin_key_required")
+        await _answer(error, {}, scope, receive, send)
+
+
+async def _answer(
+    error: UsageError, headers: dict[str, str], scope: Scope, receive: Receive, send: Send
+) -> None:
+    body = msgspec.json.encode(body_of(error))
+    answer = Response(body, status_of(error), headers=headers, media_type="application/json")
+    await answer(scope, receive, send)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,98 @@
+"""Who `vidette serve` lets in: keys from options and the environment, and no open door by accident."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import logging
+import signal
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+from tests.cli.conftest import Commands
+from tests.cli.test_serve import start
+from vidette import UsageError
+from vidette.cli import main
+from vidette.cli._front_door import add_front_door_options, front_door, logging_to_stderr
+from vidette.service import FrontDoor
+
+
+def door(*arguments: str, environment: Mapping[str, str] | None = None) -> FrontDoor:
+    parser = argparse.ArgumentParser()
+    add_front_door_options(parser)
+    return front_door(parser.parse_args(arguments), environment or {})
+
+
+def test_by_itself_there_are_no_keys_and_nothing_is_logged() -> None:
+    made = door()
+    assert (made.keys.api, made.keys.admin, made.cors_origins, made.logs.requests) == (None, None, (), False)
+
+
+def test_keys_are_options_or_in_the_environment() -> None:
+    variables = {"VIDETTE_API_KEY": "one", "VIDETTE_ADMIN_API_KEY": "two"}
+    for made in (door("--api-key", "one", "--admin-api-key", "two"), door(environment=variables)):
+        assert made.keys.api is not None
+        assert made.keys.admin is not None
+        assert made.keys.api.matches(b"one")
+        assert made.keys.admin.matches(b"two")
+    changed = door("--api-key", "other", environment=variables).keys.api
+    assert changed is not None
+    assert not changed.matches(b"one")
+
+
+@pytest.mark.parametrize("variable", ["VIDETTE_API_KEY", "VIDETTE_ADMIN_API_KEY"])
+def test_an_empty_key_is_no_open_door(variable: str) -> None:
+    with pytest.raises(UsageError):
+        door(environment={variable: ""})
+
+
+def test_pages_and_logs() -> None:
+    made = door("--cors-origin", "https://a.example", "--cors-origin", "https://b.example", "--log-requests",
+                "--log-requests-level", "2", "--log-format", "json")  # fmt: skip
+    assert made.cors_origins == ("https://a.example", "https://b.example")
+    assert (made.logs.requests, made.logs.level, made.logs.format) == (True, 2, "json")
+    with pytest.raises(UsageError):
+        door("--cors-origin", "a.example")
+
+
+def test_other_machines_need_a_key_or_a_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VIDETTE_API_KEY", raising=False)
+    assert main(["serve", "--model", "toy", "--host", "0.0.0.0", "--port", "0"]) == 2
+    said = capsys.readouterr().err
+    assert "--api-key" in said
+    assert "--allow-remote" in said
+    # An admin key alone lets everybody use the model.
+    assert main(["serve", "--model", "toy", "--host", "0.0.0.0", "--port", "0", "--admin-api-key", "x"]) == 2
+
+
+def test_it_asks_for_the_key_and_logs_who_came(vidette_command: Commands) -> None:
+    command, client = start(vidette_command, "--topology", "inline", "--api-key", "sk-1", "--log-requests")
+    with client:
+        assert client.get("/v1/models").status_code == 401
+        named = {"host": "api.example", "authorization": "Bearer sk-1"}  # a proxy's name: the key is enough
+        assert client.get("/v1/models", headers=named).status_code == 200
+        assert client.get("/metrics", headers=named).status_code == 200
+        said = command.read_until("stderr", 'path="/metrics" status=200')
+        assert 'method="GET" path="/v1/models" status=401' in said
+    command.signal(signal.SIGINT)
+    assert command.end()[0] == 0
+
+
+def test_lines_are_json_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with logging_to_stderr(as_json=True):
+        logging.getLogger("vidette.front").warning("it is\nslow")
+        logging.getLogger("vidette.access").info("%s", '{"path":"/"}')
+        logging.getLogger("vidette.front").info("nobody asked")
+    logging.getLogger("vidette.access").info("late")
+    lines = [json.loads(line) for line in stderr.getvalue().splitlines()]
+    assert lines == [
+        {"level": "warning", "logger": "vidette.front", "message": "it is\nslow"},
+        {"path": "/"},
+    ]

@@ -1,0 +1,264 @@
+"""What connections do to a server, and how it parts with them; the same on uvicorn and on hypercorn."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import h11
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+import vidette
+from tests.service.driver import SECONDS, SERVERS, request_of
+from vidette.service import Gate, build_app
+from vidette.service.servers import serving
+from vidette.service.sockets import KEEP_ALIVE_SECONDS, bind
+
+CHAT = "/v1/chat/completions"
+LONG = {
+    "messages": [{"role": "user", "content": "x"}],
+    "stream": True,
+    "max_tokens": 8000,
+    "ignore_eos": True,
+}
+WORDY = {**LONG, "logprobs": True, "top_logprobs": 20}
+"""2 KB a token: the buffers between are soon full."""
+PROMPT = KEEP_ALIVE_SECONDS / 2
+"""What is closed because it is idle takes longer."""
+SHORT = {"text": "x", "sampling_params": {"max_new_tokens": 2}}
+HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """Run every test on both servers."""
+    backend: tuple[str, dict[str, Any]] = request.param
+    return backend
+
+
+@asynccontextmanager
+async def served(app: ASGIApp, gate: Gate | None = None, **options: Any) -> AsyncGenerator[tuple[str, int]]:
+    with bind("127.0.0.1", 0) as sock:
+        # So that a slow reader is felt after kilobytes, where it would be megabytes.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
+        address: tuple[str, int] = sock.getsockname()
+        async with serving(app, sock, gate=Gate() if gate is None else gate, **options):
+            with anyio.fail_after(SECONDS):
+                yield address
+
+
+@pytest.fixture
+async def address(engine: vidette.Engine) -> AsyncGenerator[tuple[str, int]]:
+    async with served(build_app(engine)) as address:
+        yield address
+
+
+async def talk(address: tuple[str, int], *sent: bytes) -> bytes:
+    """Say something, and return all that comes until the server closes the connection."""
+    async with await anyio.connect_tcp(*address) as stream:
+        for piece in sent:
+            await stream.send(piece)
+        return await read(stream)
+
+
+async def read(stream: anyio.abc.ByteReceiveStream, until: bytes | None = None) -> bytes:
+    received = b""
+    with anyio.fail_after(SECONDS):
+        while until is None or until not in received:
+            try:
+                received += await stream.receive()
+            except (anyio.EndOfStream, anyio.BrokenResourceError):
+                break
+    return received
+
+
+async def check_all_free(engine: vidette.Engine) -> None:
+    with anyio.fail_after(SECONDS):
+        await engine.wait_quiet()
+    assert engine.statistics().ledgers.total() == 0
+
+
+async def test_no_offer_to_speak_something_else_is_taken(address: tuple[str, int]) -> None:
+    for offer in (
+        b"connection: upgrade, http2-settings, close\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ\r\n\r\n",
+        b"connection: close\r\n\r\n",
+    ):
+        answer = await talk(address, HEALTH + offer)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+    answer = await talk(address, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 5"))
+
+
+async def test_what_is_sent_ahead_is_answered_in_order(address: tuple[str, int]) -> None:
+    last = HEALTH + b"connection: close\r\n\r\n"
+    requests = [request_of("/generate", body) for body in (SHORT, {"text": ""})]
+    answers = await talk(address, b"".join(requests) + last)
+    statuses = [answer[:3] for answer in answers.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [b"200", b"400", b"200"]
+
+
+async def test_a_client_that_sent_ahead_and_left_is_noticed_when_something_is_sent(
+    engine: vidette.Engine, address: tuple[str, int]
+) -> None:
+    """Not before: neither server reads on while it has a request that waits for its turn."""
+    aborted = engine.statistics().totals.aborted
+    async with await anyio.connect_tcp(*address) as stream:
+        await stream.send(request_of(CHAT, LONG) * 2)
+        await read(stream, b"data: ")
+    await check_all_free(engine)
+    assert engine.statistics().totals.aborted == aborted + 1  # nor was the other one begun
+
+
+async def test_a_byte_ahead_hides_from_hypercorn_that_a_client_has_left(
+    engine: vidette.Engine, address: tuple[str, int], anyio_backend_name: str
+) -> None:
+    """Of an answer in one piece, to which nothing is sent before its end; uvicorn reads on."""
+    before = engine.statistics().totals
+    async with await anyio.connect_tcp(*address) as stream:
+        await stream.send(request_of(CHAT, {**LONG, "stream": False, "max_tokens": 1500}) + b"\r\n")
+        while not (await engine.heartbeat()).ledgers.blocks:
+            pass
+    await check_all_free(engine)
+    totals = engine.statistics().totals
+    left = (totals.aborted - before.aborted, totals.finished - before.finished)
+    assert left == ((1, 0) if anyio_backend_name == "asyncio" else (0, 1))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_has_said_that_it_says_no_more_is_gone(
+    engine: vidette.Engine, address: tuple[str, int], stream: bool
+) -> None:
+    aborted = engine.statistics().totals.aborted
+    async with await anyio.connect_tcp(*address) as connection:
+        await connection.send(request_of(CHAT, {**LONG, "stream": stream}))
+        while not (await engine.heartbeat()).ledgers.blocks:
+            pass
+        await connection.send_eof()
+        await check_all_free(engine)
+        assert engine.statistics().totals.aborted == aborted + 1
+
+
+async def test_a_body_that_nobody_wants_is_in_nobodys_way(address: tuple[str, int]) -> None:
+    """More of it than is kept; the answer comes all the same, and its client is not cut off meanwhile."""
+    head = b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (4 << 20)
+    async with await anyio.connect_tcp(*address) as stream:
+        await stream.send(head + b" " * (1 << 20))
+        assert (await read(stream, b"not_found")).startswith(b"HTTP/1.1 404 ")
+        await stream.send(b" " * (3 << 20))
+    assert (await talk(address, HEALTH + b"connection: close\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_client_that_asks_whether_it_may_send_is_answered(address: tuple[str, int]) -> None:
+    async with await anyio.connect_tcp(*address) as stream:
+        head, body = request_of("/generate", SHORT).split(b"\r\n\r\n")
+        await stream.send(head + b"\r\nexpect: 100-continue\r\n\r\n")
+        assert (await read(stream, b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        await stream.send(body)
+        assert (await read(stream, b"}")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_an_app_that_fails_fails_its_request_alone() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/long":
+            length = [(b"content-length", b"1")]
+            await send({"type": "http.response.start", "status": 200, "headers": length})
+            await send({"type": "http.response.body", "body": b"too long"})
+        if scope["path"] == "/late":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        if scope["path"] != "/well":
+            raise ValueError("a bug")
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    head = b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    async with served(app) as address:
+        assert (await talk(address, head % b"/early")).startswith(b"HTTP/1.1 500 ")
+        for path in (b"/late", b"/long"):
+            torn = await talk(address, head % path)
+            assert torn.startswith(b"HTTP/1.1 200 ")
+            assert not torn.endswith((b"0\r\n\r\n", b"too long"))
+        assert (await talk(address, head % b"/well")).startswith(b"HTTP/1.1 204 ")
+
+
+async def test_a_stop_closes_what_is_idle_at_once(engine: vidette.Engine) -> None:
+    async with AsyncExitStack() as clients:
+        with anyio.CancelScope() as prompt:
+            async with served(build_app(engine), closing_seconds=SECONDS) as address:
+                streams = [
+                    await clients.enter_async_context(await anyio.connect_tcp(*address)) for _ in range(9)
+                ]
+                for stream in streams[:6]:  # some never say anything
+                    await stream.send(HEALTH + b"\r\n")
+                    await read(stream, b"}")
+                await streams[0].send(b"GET /he")
+                prompt.deadline = anyio.current_time() + PROMPT
+        assert anyio.current_time() < prompt.deadline
+        for stream in streams:
+            assert await read(stream) == b""
+
+
+async def test_a_stop_waits_for_no_client_that_does_not_read(engine: vidette.Engine) -> None:
+    gate = Gate()
+    with socket.socket() as mute:
+        mute.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        app = build_app(engine, gate=gate)
+        async with served(app, gate, drain_seconds=0.0, closing_seconds=0.1) as address:
+            mute.connect(address)
+            mute.sendall(request_of(CHAT, WORDY))
+            steps = engine.statistics().steps
+            while (await engine.heartbeat()).steps < steps + 150:
+                pass
+    await check_all_free(engine)
+
+
+async def test_what_a_client_reads_late_is_whole(engine: vidette.Engine) -> None:
+    """It was ended while nobody read; no frame is torn, and the last one says so."""
+    gate = Gate()
+    app = build_app(engine, gate=gate)
+    received: list[bytes] = []
+
+    async def read_late(mute: socket.socket) -> None:
+        while gate.retry_after is None or len(gate):  # before, it was waited for
+            await anyio.lowlevel.checkpoint()
+        async with await anyio.abc.SocketStream.from_socket(mute) as stream:
+            with anyio.fail_after(PROMPT):
+                received.append(await read(stream))
+
+    mute = socket.socket()
+    mute.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    async with anyio.create_task_group() as tasks:
+        async with served(app, gate, drain_seconds=0.0, closing_seconds=SECONDS) as address:
+            mute.connect(address)
+            mute.sendall(request_of(CHAT, WORDY))
+            steps = engine.statistics().steps
+            while (await engine.heartbeat()).steps < steps + 150:
+                pass
+            tasks.start_soon(read_late, mute)
+    http = h11.Connection(h11.CLIENT)
+    http.send(h11.Request(method="POST", target=CHAT, headers=[("host", "x")]))
+    http.send(h11.EndOfMessage())
+    http.receive_data(received[0])
+    assert isinstance(http.next_event(), h11.Response)
+    text = b""
+    while not isinstance(event := http.next_event(), h11.EndOfMessage):
+        assert isinstance(event, h11.Data)
+        text += event.data
+    last = text.split(b"\n\n")[-2]
+    assert b"cannot wait for this request" in last
+    await check_all_free(engine)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("said", [b"", b"GET /health HTT", HEALTH])
+async def test_a_head_that_does_not_become_complete_is_not_waited_for(
+    address: tuple[str, int], said: bytes
+) -> None:
+    began = anyio.current_time()
+    assert await talk(address, said) == b""
+    assert KEEP_ALIVE_SECONDS - 0.1 < anyio.current_time() - began < KEEP_ALIVE_SECONDS + SECONDS / 2
