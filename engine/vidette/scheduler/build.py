@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -12,6 +16,10 @@ from vidette.models import ModelSource, load_model, load_token_table, load_token
 from vidette.scheduler.corpora import Corpora
 from vidette.scheduler.loop import StepLoop
 from vidette.scheduler.options import LoopOptions
+
+logger = logging.getLogger(__name__)
+
+_LOG_SECONDS: Final = 2.0
 
 
 def build_loop(config: EngineConfig) -> StepLoop:
@@ -28,8 +36,31 @@ def build_loop(config: EngineConfig) -> StepLoop:
     corpora = Corpora()
     if config.draft_corpus is not None and config.draft_tokens:
         _read_corpus(corpora, config.draft_corpus, source)
-    model = load_model(source, dtype=config.dtype, threads=config.threads)
+    model = load_model(
+        source, dtype=config.dtype, threads=config.threads, progress=LoadingLog(source.name, time.monotonic)
+    )
     return StepLoop(model, loop_options(config), table=load_token_table(source), corpora=corpora)
+
+
+class LoadingLog:
+    """Says how far the loading of a model is, if that takes long.
+
+    Args:
+        name: of the model.
+        clock: seconds.
+    """
+
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        self._name = name
+        self._clock = clock
+        self._began = self._said = clock()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Take note that so many matrices of all are loaded."""
+        now = self._clock()
+        if now - self._said >= _LOG_SECONDS or (done == total and self._said > self._began):
+            self._said = now
+            logger.info("loading %s: %d of %d matrices, %.0f s", self._name, done, total, now - self._began)
 
 
 def loop_options(config: EngineConfig) -> LoopOptions:
