@@ -47,8 +47,8 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         tokenise_timeout: seconds that a prompt may take to tokenise, or a conversation to render, the wait
             for its turn included; then the request is refused as PromptTimeout.
         dtype: what weights are computed in. "auto": by native kernels, in the 4 or 8 bits that a file has
-            them in, and others in 8 bits with a scale for each 32. "int8": all in 8 bits. "float32": by torch,
-            exactly and several times slower; so are "auto" and "int8" where there are no native kernels.
+            them in, and others in 8 bits with a scale for each 32. "int8": all in 8 bits. "float32": by
+            torch, several times slower; so it is with all of them where there are no native kernels.
         threads: how many compute a step; None: one for each processor that this process may use.
         start_timeout: seconds until every process has to be ready. With "inline" the weights are read by a
             thread of this process, which cannot be stopped: opening then ends when that has ended.

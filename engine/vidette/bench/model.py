@@ -97,14 +97,14 @@ class Run:
         looped: the same through the scheduler's loop.
         peer: tokens a second of the peer, by workload.
         bandwidth: bytes a second, measured beside the decode of one stream.
-        others: what other programs took of the machine meanwhile, at most, as a share of all cores.
+        others: what other programs took of the machine meanwhile, as a share of all cores, by workload.
     """
 
     speeds: dict[str, float] = field(default_factory=dict)
     looped: dict[str, LoopTimes] = field(default_factory=dict)
     peer: dict[str, float] = field(default_factory=dict)
     bandwidth: float = 0.0
-    others: float = 0.0
+    others: dict[str, float] = field(default_factory=dict)
 
     def add(self, part: Run, others: float) -> None:
         """Take in what was found of a group."""
@@ -112,7 +112,7 @@ class Run:
         self.looped |= part.looped
         self.peer |= part.peer
         self.bandwidth = self.bandwidth or part.bandwidth
-        self.others = max(self.others, others)
+        self.others |= dict.fromkeys(part.speeds, others)
 
 
 def bench_model(
@@ -160,19 +160,17 @@ def bench_model(
         if profile and isinstance(model, Profiled):
             say("where the time goes")
             looped = [bench.profile(model) for _ in range(runs)]
-    others = [run.others for run in found]
     findings = _find_speeds(found, weight_bytes) + _find_loop(found) + _find_peer(found)
     if weight_bytes is not None:
         findings.append(Finding("weight_mib", "MiB", [weight_bytes / (1 << 20)]))
     profiles = _profiles(looped)
     load = {"before": before, "after": os.getloadavg()[0]}
-    details = {"profile": profiles, "load_average": load, "others": others}
-    notes = _notes(model, bench, weight_bytes)
-    notes.append(
-        f"load average at the start: {before:.1f}; other programs took up to {max(others):.0%} of it"
-    )
-    if max(others) >= NOTICEABLE:
-        notes.append("the machine was not quiet: do not quote these values, nor the ratios")
+    details = {"profile": profiles, "load_average": load, "others": [run.others for run in found]}
+    notes = [
+        *_notes(model, bench, weight_bytes),
+        f"load average at the start: {before:.1f}",
+        _disturbed(found),
+    ]
     return Results(findings, notes, details), profiles
 
 
@@ -323,6 +321,14 @@ def _profiles(found: Sequence[Mapping[str, LoopTimes]]) -> dict[str, Profile]:
         steps = [run[name].per_step() for run in found]
         profiles[name] = {phase: median(step[phase] for step in steps) for phase in steps[0]}
     return profiles
+
+
+def _disturbed(found: Sequence[Run]) -> str:
+    """Return what is to be said of other programs."""
+    most = max(share for run in found for share in run.others.values())
+    said = f"other programs took up to {most:.0%} of the machine"
+    names = dict.fromkeys(name for run in found for name, share in run.others.items() if share >= NOTICEABLE)
+    return f"{said}: do not quote {', '.join(names)}, nor their ratios" if names else said
 
 
 def _notes(model: Model, bench: _Bench, weight_bytes: int | None) -> list[str]:

@@ -12,7 +12,8 @@ import torch
 
 from vidette.config import EngineConfig
 from vidette.errors import UsageError
-from vidette.models import ModelSource, load_model, load_token_table, load_tokenizer, resolve
+from vidette.kernels.native import NativeDecoder
+from vidette.models import Model, ModelSource, load_model, load_token_table, load_tokenizer, resolve
 from vidette.scheduler.corpora import Corpora
 from vidette.scheduler.loop import StepLoop
 from vidette.scheduler.options import LoopOptions
@@ -30,8 +31,6 @@ def build_loop(config: EngineConfig) -> StepLoop:
         KernelError: there is not enough memory for the model.
         UsageError: the model is not known, or the corpus of drafts cannot be read.
     """
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
     source = resolve(config.model)
     corpora = Corpora()
     if config.draft_corpus is not None and config.draft_tokens:
@@ -39,7 +38,20 @@ def build_loop(config: EngineConfig) -> StepLoop:
     model = load_model(
         source, dtype=config.dtype, threads=config.threads, progress=LoadingLog(source.name, time.monotonic)
     )
+    share_processors(model, config)
     return StepLoop(model, loop_options(config), table=load_token_table(source), corpora=corpora)
+
+
+def share_processors(model: Model, config: EngineConfig) -> None:
+    """Have torch take no more threads than there are processors for it, in a process that is ours.
+
+    Threads of OpenMP spin for a while when they are done, which native kernels of the next step would pay for
+    with half of their speed. What is left to torch beside these, the sampler, is as quick with one.
+    """
+    if isinstance(model, NativeDecoder) and config.topology == "processes":
+        torch.set_num_threads(1)
+    elif config.threads is not None:
+        torch.set_num_threads(config.threads)
 
 
 class LoadingLog:
