@@ -12,7 +12,6 @@ step decides, retracts, begins, launches, lands, and tells what was made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import torch
 
@@ -20,10 +19,11 @@ from vidette._freeze import Freeze
 from vidette.models.interface import BLOCK_SIZE, Model, TokenTable
 from vidette.scheduler import endings
 from vidette.scheduler.choosing import Made, choose
-from vidette.scheduler.controls import Control, Controls
+from vidette.scheduler.controls import Controls
 from vidette.scheduler.corpora import Corpora
 from vidette.scheduler.counts import Counts
 from vidette.scheduler.deadlines import Deadlines
+from vidette.scheduler.effects import Command, Effects
 from vidette.scheduler.host_cache import make_cache
 from vidette.scheduler.kv_cache import KVCache, NextBlock
 from vidette.scheduler.logprobs import Wanted
@@ -31,7 +31,6 @@ from vidette.scheduler.options import LoopOptions, check_options
 from vidette.scheduler.plan import Share, write_plan
 from vidette.scheduler.policy import Budget, Cost, decide
 from vidette.scheduler.queue import OUTPUT_WEIGHT, WaitingQueue
-from vidette.scheduler.radix import KVEvent
 from vidette.scheduler.sequence import Sequence
 from vidette.scheduler.sessions import Sessions
 from vidette.scheduler.shares import pack_rows
@@ -41,7 +40,6 @@ from vidette_protocol.ids import Vid
 from vidette_protocol.lifecycle import Row, SchedulerMachine
 from vidette_protocol.messages import (
     AbortReq,
-    ControlOutput,
     FinishReason,
     FreezeGCReq,
     HeartbeatReq,
@@ -51,36 +49,6 @@ from vidette_protocol.messages import (
     TokenizedGenerateReqInput,
     TokenRow,
 )
-
-Command = TokenizedGenerateReqInput | AbortReq | HeartbeatReq | FreezeGCReq | ShutdownReq | Control
-"""What a step takes: the front's messages, as they came."""
-
-
-class Effects(NamedTuple):
-    """What one step wants done, in this order.
-
-    Args:
-        messages: to the detokenizers.
-        over: vids that ended.
-        busy: whether the next step has something to compute; if not, wait for a command.
-        wake_at: when the next step is due even if nothing is computed and no command comes; None: never.
-        freeze_gc: what was asked of this process's garbage collector; each goes to the detokenizer with what
-            came of it.
-        stop: whether this was the last step.
-        answers: to the front itself, in any order with the rest.
-        unfreeze_gc: whether the collector is to be un-frozen because its time has come.
-        events: what has changed in the prefix cache, in order, if that is told; before the answers.
-    """
-
-    messages: list[Message]
-    over: list[Vid]
-    busy: bool
-    wake_at: float | None = None
-    freeze_gc: tuple[FreezeGCReq, ...] = ()
-    stop: bool = False
-    answers: tuple[ControlOutput, ...] = ()
-    unfreeze_gc: bool = False
-    events: tuple[KVEvent, ...] = ()
 
 
 class StepLoop:
@@ -235,7 +203,7 @@ class StepLoop:
             return
         if turn is not None:
             for replaced in self._sessions.begin(turn):
-                self._stop(replaced, self._machine.abort, endings.REPLACED, told)
+                self._stop(replaced, self._machine.expire, endings.REPLACED, told)
         sequence = Sequence(request, now, wanted)
         if resumed and self._restore(sequence, resumed, told):
             return
@@ -268,7 +236,8 @@ class StepLoop:
 
     def _restore(self, sequence: Sequence, resumed: tuple[int, ...], told: Told) -> bool:
         """Say again what another scheduler had made; return whether that was all."""
-        sequence.prepare(self._model.info, self._table)
+        if not self._prepare(sequence, told, resumed):
+            return True
         result = sequence.stops.push(resumed)
         held = 0 if result is None else result.held
         told.rows.append(TokenRow(sequence.vid, 0, resumed, held=held, mode=sequence.stops.mode))
@@ -276,6 +245,17 @@ class StepLoop:
         if result is None or result.reason is None:
             return False
         self._end(self._machine.reject(sequence.vid), result.reason, told, held)
+        return True
+
+    def _prepare(self, sequence: Sequence, told: Told, resumed: tuple[int, ...] = ()) -> bool:
+        """Make a request ready to run; if that fails it ends, and no other does."""
+        try:
+            sequence.prepare(self._model.info, self._table)
+        except Exception as error:  # noqa: BLE001  whatever is wrong with it, it is wrong with it alone
+            if resumed:
+                told.rows.append(TokenRow(sequence.vid, 0, resumed))
+            self._end(self._machine.reject(sequence.vid), endings.failed(error), told)
+            return False
         return True
 
     def _stop(self, vid: Vid, how: Callable[[Vid], Row | None], reason: FinishReason, told: Told) -> None:
@@ -329,7 +309,6 @@ class StepLoop:
         if not sequence.begun:
             sequence.begun = True
             sequence.waited = now - sequence.arrival
-            sequence.prepare(self._model.info, self._table)
             if self._options.draft_tokens:
                 sequence.speculate(self._options.draft_tokens, self._corpora)
             sequence.found = min(sequence.computed, sequence.prompt_tokens)
@@ -391,10 +370,13 @@ class StepLoop:
         for vid in decision.retracted:
             self._retract(vid)
         for vid in decision.admitted:
-            self._begin(vid, now)
+            if self._prepare(self._waiting[vid], told):
+                self._begin(vid, now)
         spare = options.step_tokens - sum(tokens for _, tokens in decision.chunks)
         batch: list[Share] = []
         for vid, count in decision.chunks:
+            if vid not in self._running:
+                continue
             share = self._share_of(self._running[vid], count, spare)
             spare -= len(share.drafts)
             batch.append(share)
@@ -441,14 +423,19 @@ class StepLoop:
         """Take what a sequence says next; tell of it if that is due."""
         before = sequence.made
         sequence.spoiled = made.faulty
-        result = sequence.take(made.tokens)
+        try:
+            result = sequence.take(made.tokens)
+        except Exception as error:  # noqa: BLE001  as in _prepare
+            sequence.spoiled = True  # how much of it is right nobody knows
+            self._end(self._machine.land(sequence.vid, 0, end=True), endings.failed(error), told)
+            return
         taken = sequence.made - before
         self._counts.output_tokens += taken
         if made.logprobs:
             sequence.unsaid_logprobs += made.logprobs[:taken]
         if sequence.drafts is not None and share.drafts:
-            # With a fault every token that was kept was a right draft.
-            sequence.drafts.judge(len(share.drafts), len(made.tokens) - (not made.faulty))
+            # With a fault every token that was kept was a right draft; of those behind an end none counts.
+            sequence.drafts.judge(len(share.drafts), min(taken, len(made.tokens) - (not made.faulty)))
         reason, held = (None, 0) if result is None else (result.reason, result.held)
         if reason is None and made.faulty:
             reason = endings.NOT_FINITE_LOGITS
