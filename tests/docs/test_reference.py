@@ -24,7 +24,7 @@ LIMITS = ROOT / "docs/reference/limits.md"
 MODELS = ROOT / "docs/reference/models.md"
 
 NO_LIMITS = {
-    *("capture", "draft_corpus", "dtype", "front_id", "kv_events", "model"),
+    *("capture", "cuda_graphs", "device", "draft_corpus", "dtype", "front_id", "kv_events", "model"),
     *("preempt_gap", "schedule_policy", "supervision", "threads", "topology", "watchdog"),
 }
 """Options of an engine that bound nothing."""

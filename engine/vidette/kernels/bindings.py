@@ -67,7 +67,7 @@ class StepStruct(ctypes.Structure):
             (name, c_void_p)
             for name in ("token_ids", "positions", "row_starts", "block_tables", "logit_tokens")
         ),
-    ]
+    )
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepStruct:

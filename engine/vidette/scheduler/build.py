@@ -29,14 +29,20 @@ def build_loop(config: EngineConfig) -> StepLoop:
     Raises:
         ModelError: the model's file is missing, damaged or not supported.
         KernelError: there is not enough memory for the model.
-        UsageError: the model is not known, or the corpus of drafts cannot be read.
+        UsageError: the model is not known, the device is not there, or the corpus of drafts cannot be read.
     """
     source = resolve(config.model)
     corpora = Corpora()
     if config.draft_corpus is not None and config.draft_tokens:
         _read_corpus(corpora, config.draft_corpus, source)
     model = load_model(
-        source, dtype=config.dtype, threads=config.threads, progress=LoadingLog(source.name, time.monotonic)
+        source,
+        dtype=config.dtype,
+        device=config.device,
+        cuda_graphs=config.cuda_graphs,
+        max_running=config.max_running,
+        threads=config.threads,
+        progress=LoadingLog(source.name, time.monotonic),
     )
     share_processors(model, config)
     return StepLoop(model, loop_options(config), table=load_token_table(source), corpora=corpora)
