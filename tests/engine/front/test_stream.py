@@ -178,8 +178,8 @@ async def test_a_cancelled_reader_takes_nothing_even_if_news_comes_at_once(strea
 
     async with anyio.create_task_group() as tasks:
         with anyio.CancelScope() as scope:
+            tasks.start_soon(deliver)  # it runs as soon as the reader waits, before a cancellation is delivered
             scope.cancel()
-            tasks.start_soon(deliver)  # it runs while the reader would wait
             await anext(stream)
         assert scope.cancelled_caught
     assert await anext(stream) == Delta("late", (1,), None)
