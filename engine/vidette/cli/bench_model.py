@@ -76,7 +76,9 @@ def bench_model(options: argparse.Namespace) -> tuple[Results | None, int]:
     from vidette.bench.model import bench_model as measure  # noqa: PLC0415
     from vidette.bench.model import threads_of, weight_bytes_of  # noqa: PLC0415
     from vidette.bench.others import Patience  # noqa: PLC0415
+    from vidette.config import EngineConfig  # noqa: PLC0415
     from vidette.models import load_token_table, resolve  # noqa: PLC0415
+    from vidette.scheduler.build import share_processors  # noqa: PLC0415
 
     source = resolve(options.model or MODEL)
     if options.profile is not None:
@@ -84,6 +86,7 @@ def bench_model(options: argparse.Namespace) -> tuple[Results | None, int]:
     with _threads(options.threads):
         peer = _peer(options, source)
         model = _load(source, options.dtype or DTYPE, options.threads)
+        share_processors(model, EngineConfig(topology="processes"))  # as it is served
         threads = threads_of(model)
         results, profiles = measure(
             model,
