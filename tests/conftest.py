@@ -1,8 +1,14 @@
-"""Fixtures of every test: each async test runs on asyncio and on trio."""
+"""Of every test: each async test runs on asyncio and on trio, and Hypothesis is patient."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says how busy the machine is. What is not given is inherited from the profile in
+# use, which in CI is a deterministic one.
+settings.register_profile("shared", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
+settings.load_profile("shared")
 
 
 @pytest.fixture(params=["asyncio", "trio"])

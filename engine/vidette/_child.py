@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import signal
 import socket
 import sys
@@ -46,6 +47,9 @@ def main(argv: list[str], *, codec: Codec | None = None, handlers: Handlers | No
     faulthandler.enable()  # a crash says on stderr where it was
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL)
+    # On stderr, which the front passes on: what takes long at the start is said while it does.
+    logging.basicConfig(format=f"vidette {role}: %(message)s")
+    logging.getLogger("vidette").setLevel(logging.INFO)
     channels = {name: Channel(socket.socket(fileno=fd)) for name, fd in spec.links.items()}
     config = msgspec.json.decode(spec.config, type=EngineConfig)
     run: Callable[[dict[str, Channel], EngineConfig, int], Awaitable[None]]

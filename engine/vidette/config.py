@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Final, Literal
 
@@ -21,6 +22,9 @@ Watchdog = Literal["report", "restart"]
 
 Dtype = Literal["auto", "int8", "float32"]
 """What weights are computed in."""
+
+CudaGraphs = Literal["lazy", "start", "off"]
+"""When steps of decodes are captured as CUDA graphs."""
 
 SchedulePolicy = Literal["fcfs", "lpm", "lof"]
 """In what order requests of equal standing are begun."""
@@ -46,9 +50,16 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
             together; more are refused as Overloaded. A text that was not tokenised yet counts with its bytes.
         tokenise_timeout: seconds that a prompt may take to tokenise, or a conversation to render, the wait
             for its turn included; then the request is refused as PromptTimeout.
-        dtype: what weights are computed in. "auto": by native kernels, in the 4 or 8 bits that a GGUF file has
-            them in, and others in 8 bits for each block of 32. "int8": all in 8 bits. "float32": by torch,
-            exactly and several times slower; so are "auto" and "int8" where there are no native kernels.
+        dtype: what weights are computed in. "auto": by native kernels, in the 4 or 8 bits that a file has
+            them in, and others in 8 bits with a scale for each 32. "int8": all in 8 bits. "float32": by
+            torch, several times slower; so it is with all of them where there are no native kernels.
+            On CUDA "auto" is bfloat16, or float32 where the device lacks that, and "int8" is refused.
+        device: where the model is computed: "cpu", "cuda", "cuda:N" (the N-th device), or "auto", which is
+            CUDA where torch finds a device, unless dtype is "int8", and else the CPU. What runs on CUDA was
+            never tried on a device, which is why that is not the default.
+        cuda_graphs: when steps that only decode are captured as CUDA graphs. "lazy": each shape of such a
+            step when it first occurs, which takes a moment. "start": all of them before the first request.
+            "off": never; then the host launches each operation by itself.
         threads: how many compute a step; None: one for each processor that this process may use.
         start_timeout: seconds until every process has to be ready. With "inline" the weights are read by a
             thread of this process, which cannot be stopped: opening then ends when that has ended.
@@ -98,6 +109,8 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     max_queued_tokens: int = 16 * 1024 * 1024
     tokenise_timeout: float = 30.0
     dtype: Dtype = "auto"
+    device: str = "cpu"
+    cuda_graphs: CudaGraphs = "lazy"
     threads: int | None = None
     start_timeout: float = 120.0
     stop_timeout: float = 5.0
@@ -182,6 +195,14 @@ def check_config(config: EngineConfig) -> EngineConfig:
         raise UsageError(f"max_restarts is {config.max_restarts}; it must be 0 or more", param="max_restarts")
     if config.dtype not in ("auto", "int8", "float32"):
         raise UsageError(f"dtype is {config.dtype!r}; it must be 'auto', 'int8' or 'float32'", param="dtype")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
+        raise UsageError(
+            f"device is {config.device!r}; it must be 'auto', 'cpu', 'cuda' or 'cuda:N'", param="device"
+        )
+    if config.cuda_graphs not in ("lazy", "start", "off"):
+        raise UsageError(
+            f"cuda_graphs is {config.cuda_graphs!r}; it must be 'lazy', 'start' or 'off'", param="cuda_graphs"
+        )
     if config.threads is not None and config.threads < 1:
         raise UsageError(f"threads is {config.threads}; it must be at least 1", param="threads")
     for name in ("tokenise_timeout", "start_timeout", "stop_timeout", "restart_delay", "max_restart_delay"):

@@ -201,6 +201,13 @@ FAMILIES: Final[tuple[Family, ...]] = (
         ("spec_decode_num_drafts",),
     ),
     Counter(
+        "draft_tokens",
+        "Tokens of these drafts.",
+        lambda _, seen: seen.draft_tokens,
+        None,
+        ("spec_decode_num_draft_tokens",),
+    ),
+    Counter(
         "draft_tokens_accepted",
         "Tokens of these drafts that were right.",
         lambda _, seen: seen.right_drafts,

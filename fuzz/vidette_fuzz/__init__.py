@@ -11,6 +11,7 @@ Where to look:
 - `mutants`     all of them; whatever checks the protocol has to catch every one
 - `front_mutants`   faults of fronts and callers
 - `back_mutants`    faults of schedulers and detokenizers
+- `loop_mutants`    faults of the step loop, its prefix cache, its drafts and its sessions
 - `call_mutants`    faults of control calls and handshakes
 - `credit_mutants`  faults of arenas and of bounded links
 - `simulate`    the engine's own code on a clock that jumps, against an adversary
@@ -24,6 +25,7 @@ Where to look:
 - `samples_steps`     those of what a step says, and of what routers are told
 - `samples_control`   those of links, of control messages and of their answers
 
-Most of it needs nothing beyond the protocol; `frames` and the samples need NumPy as well, and `walks`,
-`machines`, `simulate` and `strategies` need Hypothesis (`pip install vidette[fuzz]`).
+Most of it needs nothing beyond the protocol; `frames` and the samples need NumPy as well, the worlds of
+`stepping` and the mutants an engine, and `walks`, `machines`, `simulate` and `strategies` need Hypothesis
+(`pip install vidette[fuzz]`).
 """

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from vidette_fuzz.stepping.bounds import LoopBounds
 from vidette_protocol.exploring import Explorable
 from vidette_protocol.small_worlds.calls import CallBounds, CallParts, CallWorld
 from vidette_protocol.small_worlds.credits import CreditBounds, CreditParts, CreditWorld
 from vidette_protocol.small_worlds.handshake import HandshakeBounds, HandshakeParts, HandshakeWorld
 from vidette_protocol.small_worlds.ring import RingBounds, RingParts, RingWorld
 from vidette_protocol.world import Bounds, Parts, World
+
+if TYPE_CHECKING:
+    from vidette_fuzz.stepping.loop import LoopParts
 
 Maker = Callable[[], Explorable[Any]]
 
@@ -26,6 +30,7 @@ class Configuration(NamedTuple):
         short: makes a world that is explored to its end on every push.
         long: makes a world for long runs, which may not come to their end.
         large: makes a world for random walks.
+        heavy: whether its worlds take some 20 KiB each, and have cycles.
     """
 
     name: str
@@ -33,6 +38,7 @@ class Configuration(NamedTuple):
     short: Maker
     long: Maker
     large: Maker
+    heavy: bool = False
 
 
 def requests(bounds: Bounds, parts: Parts = Parts()) -> Maker:  # noqa: B008  immutable
@@ -60,12 +66,25 @@ def ring(bounds: RingBounds, parts: RingParts = RingParts()) -> Maker:  # noqa: 
     return partial(RingWorld, parts, bounds)
 
 
+def stepping(loop_bounds: LoopBounds, bounds: Bounds, parts: LoopParts | None = None) -> Maker:
+    """Return what makes a world of requests whose scheduler is the engine's step loop."""
+    return partial(_step, loop_bounds, bounds, parts)
+
+
+def _step(loop_bounds: LoopBounds, bounds: Bounds, parts: LoopParts | None) -> Explorable[Any]:
+    # Whoever explores another world need not load an engine.
+    from vidette_fuzz.stepping.loop import ExploredLoop, LoopParts  # noqa: PLC0415
+    from vidette_fuzz.stepping.world import LoopWorld  # noqa: PLC0415
+
+    return LoopWorld(LoopParts(ExploredLoop) if parts is None else parts, loop_bounds, bounds)
+
+
 CORE: Final = Bounds(rids=2, uses=2, tokens=2, chunks=1, split_senders=True)
 GROUPS: Final = Bounds(rids=2, uses=2, tokens=2, replace=True, group=2)
 ALL: Final = Bounds(rids=2, uses=2, tokens=1, fronts=2, abort_all=True)
 DEADLINES: Final = Bounds(rids=2, uses=2, tokens=2, deadlines=True)
 DEATH: Final = Bounds(rids=1, uses=2, tokens=2, losses=1, resume=True)
-RETRACTION: Final = Bounds(rids=1, uses=2, tokens=2, chunks=1, retractions=2)
+RETRACTION: Final = Bounds(rids=1, uses=2, tokens=2, chunks=1, several=2, retractions=2)
 TWO: Final = Bounds(rids=1, uses=2, tokens=1, fronts=2, replicas=2, split_senders=True, losses=1)
 BEFORE: Final = Bounds(rids=1, uses=3, tokens=2)
 AFTER: Final = Bounds(rids=1, uses=5, tokens=2, reuse_at_once=False)
@@ -74,6 +93,14 @@ MISBEHAVING: Final = HandshakeBounds(messages=4, misbehaves=True, loads=True)
 ARENA: Final = CreditBounds(arena=2, messages=((1, 1), (2,)), slices=True, deaths=1, producer_dies=True)
 MANY_BUFFERS: Final = ((1, 1), (2,), (1,), (1, 2), (3,), (1, 1, 1), (6,), (2, 2), (1,), (1, 1))
 RING: Final = RingBounds(callers=3, tokens=2)
+PREFIX: Final = LoopBounds(blocks=8, prompt=17, chunk=12, flushes=True)
+SHARED: Final = Bounds(rids=2, uses=2, tokens=1, retractions=1)
+DRAFTS: Final = LoopBounds(blocks=8, prompt=15, drafts=2)
+DRAFTED: Final = Bounds(rids=1, uses=1, tokens=5, retractions=1)
+SESSION: Final = LoopBounds(session=True)
+STREAMING: Final = SESSION._replace(streaming=True, closes=True, waits=1)
+TURNS: Final = Bounds(rids=2, uses=2, tokens=1)
+ONE_BY_ONE: Final = Bounds(rids=1, uses=2, tokens=1, losses=1)
 
 _ALL: Final = (
     Configuration(
@@ -113,10 +140,46 @@ _ALL: Final = (
     ),
     Configuration(
         "retraction",
-        "requests give their blocks up, are prefilled again and go on behind what they have said",
+        "requests land with several tokens, give their blocks up, and go on behind what they have said",
         requests(RETRACTION),
-        requests(RETRACTION._replace(rids=2, uses=3, tokens=3)),
+        requests(RETRACTION._replace(rids=2, uses=3, tokens=3, several=3)),
         requests(RETRACTION._replace(rids=3, uses=9, tokens=4, retractions=6)),
+    ),
+    Configuration(
+        "prefix",
+        "a step loop whose requests share a prefix, which is locked, evicted, computed twice and found again",
+        stepping(PREFIX, SHARED),
+        stepping(PREFIX._replace(blocks=5, prompts=2), SHARED._replace(uses=3, tokens=2, retractions=2)),
+        stepping(
+            PREFIX._replace(blocks=5, prompts=2), SHARED._replace(rids=3, uses=9, tokens=3, retractions=4)
+        ),
+        heavy=True,
+    ),
+    Configuration(
+        "speculation",
+        "a step loop that guesses: drafts are right or not, the end comes anywhere in what was accepted",
+        stepping(DRAFTS, DRAFTED),
+        stepping(DRAFTS._replace(interval=2), DRAFTED._replace(rids=2, uses=2, retractions=2)),
+        stepping(
+            DRAFTS._replace(drafts=3, interval=2), DRAFTED._replace(rids=2, uses=6, tokens=8, retractions=4)
+        ),
+        heavy=True,
+    ),
+    Configuration(
+        "sessions",
+        "a step loop whose requests are turns of a session, behind others or in their place, also in flight",
+        stepping(SESSION, TURNS),
+        stepping(SESSION._replace(closes=True), TURNS._replace(uses=3)),
+        stepping(SESSION._replace(closes=True, waits=1), TURNS._replace(rids=3, uses=8, tokens=2)),
+        heavy=True,
+    ),
+    Configuration(
+        "streaming sessions",
+        "turns one by one; the session is closed under one, or times out, or its process dies",
+        stepping(STREAMING, ONE_BY_ONE),
+        stepping(STREAMING, ONE_BY_ONE._replace(rids=2, uses=3)),
+        stepping(STREAMING, ONE_BY_ONE._replace(rids=2, uses=8, tokens=2)),
+        heavy=True,
     ),
     Configuration(
         "two schedulers and two fronts",

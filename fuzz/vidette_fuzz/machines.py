@@ -32,6 +32,7 @@ LARGE: Final = Bounds(
     split_senders=True,
     chunks=1,
     deadlines=True,
+    several=3,
     retractions=4,
     losses=2,
     resume=True,
@@ -225,9 +226,10 @@ class LifecycleMachine(History):
     def land(self, data: st.DataObject) -> None:
         """A batch comes back; those that have all their tokens end, and some others."""
         number = data.draw(st.sampled_from(self.landing), label="replica")
-        must, may = self.world.replicas[number].may_end(self.world.bounds.tokens)
-        ends = data.draw(_some(may), label="ends") if may else []
-        self.happen(Action("land", (*must, *ends), replica=number))
+        replica, bounds = self.world.replicas[number], self.world.bounds
+        ways = [data.draw(st.sampled_from(ways)) for ways in replica.may_land(bounds.tokens, bounds.several)]
+        ends = tuple(vid for vid, (_, end) in zip(replica.batch, ways, strict=True) if end)
+        self.happen(Action("land", ends, replica=number, counts=tuple(made for made, _ in ways)))
 
     @precondition(lambda machine: machine.waited_for and bool(machine.possible("replica is lost")))
     @rule(action=_one("replica is lost"), noticed=st.booleans())
@@ -250,7 +252,7 @@ def _some(items: list[Vid], *, at_least: int = 0) -> st.SearchStrategy[list[Vid]
 
 def kind_of(make: Maker) -> type[History]:
     """Return the kind of walk that tells most about a world."""
-    return LifecycleMachine if isinstance(make(), World) else Walk
+    return LifecycleMachine if type(make()) is World else Walk
 
 
 def lifecycle_machine(make: Maker) -> type[History]:

@@ -14,9 +14,13 @@ from vidette_fuzz.back_mutants import BACK_MUTANTS
 from vidette_fuzz.call_mutants import CALL_MUTANTS
 from vidette_fuzz.credit_mutants import CREDIT_MUTANTS
 from vidette_fuzz.front_mutants import FRONT_MUTANTS
+from vidette_fuzz.loop_mutants import LOOP_MUTANTS
 from vidette_fuzz.mutant import Mutant
 
 MUTANTS: Final[Mapping[str, Mutant]] = MappingProxyType(
-    {mutant.name: mutant for mutant in (*FRONT_MUTANTS, *BACK_MUTANTS, *CALL_MUTANTS, *CREDIT_MUTANTS)}
+    {
+        mutant.name: mutant
+        for mutant in (*FRONT_MUTANTS, *BACK_MUTANTS, *LOOP_MUTANTS, *CALL_MUTANTS, *CREDIT_MUTANTS)
+    }
 )
 """Every mutant by name."""

@@ -54,7 +54,7 @@ _FIRST_LOGPROBS = TokenLogprobs(
 """Of a row of two tokens behind a prompt of two."""
 
 _LATER_LOGPROBS = TokenLogprobs(output_token_logprobs_val=pack_f32([0.0]))
-_SPEC = SpeculativeMetrics(5, 7, (1, 1, 3))
+_SPEC = SpeculativeMetrics(5, 7, (1, 1, 3), 9)
 
 STEP_SAMPLES: Final[Mapping[str, Message]] = MappingProxyType(
     {

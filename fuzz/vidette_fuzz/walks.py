@@ -39,7 +39,7 @@ MOST_DRAINED: Final = 2000
 FAULTS: Final = frozenset(
     {
         *("leave", "replace", "group is refused", "abort all", "overtaking abort arrives"),
-        *("reject", "expire", "retract", "replica is lost"),
+        *("reject", "expire", "retract", "replica is lost", "flush", "close session", "time passes"),
         *("die", "close", "give up", "leave the block", "arrive and drop", "consumer dies", "producer dies"),
     }
 )

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import vidette_fuzz.stepping
 import vidette_protocol
 from vidette_fuzz.configurations import CONFIGURATIONS
 from vidette_fuzz.explore import Exploration, Maker, SavedByAnother, Search, explore
@@ -147,9 +148,12 @@ def _unpack(saved: Path, places: dict[str, Path]) -> None:
 
 def fingerprint(make: Maker) -> str:
     """Return what tells a world from others: its bounds, and the source of all it is made of."""
+    import vidette.scheduler  # noqa: PLC0415  it takes longer than many a search
+
     digest = hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", repr(make)).encode())
-    for path in sorted(Path(vidette_protocol.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
+    for package in (vidette_protocol, vidette_fuzz.stepping, vidette.scheduler):
+        for path in sorted(Path(package.__path__[0]).rglob("*.py")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
@@ -160,8 +164,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--until", type=float, help="on the monotonic clock, which all processes share")
     parser.add_argument("--state", type=Path)
     options = parser.parse_args(arguments)
-    gc.disable()  # worlds have no cycles, and there are very many of them
     configuration = CONFIGURATIONS[options.name]
+    if not configuration.heavy:
+        gc.disable()  # worlds have no cycles, and there are very many of them
     began = time.monotonic()
     if options.state is None or not options.state.exists():
         whole = explore(configuration.short, budget_s=_left(options.until))
@@ -180,7 +185,8 @@ def main(arguments: Sequence[str]) -> int:
             return _SAVED_BY_ANOTHER
         loading = time.monotonic() - began
     before = search.result.states
-    found = search.run(budget_s=_left(options.until + loading))
+    most = _MOST_HEAVY if configuration.heavy else None
+    found = search.run(max_states=most, budget_s=_left(options.until + loading))
     if options.state is not None and found.violation is None:
         search.save(options.state, fingerprint(configuration.long))
     seconds = time.monotonic() - began - loading
@@ -203,6 +209,8 @@ def _print(
 
 _LEAST_SHARE_S: Final = 0.1
 """However small the budget is, each configuration gets so far."""
+_MOST_HEAVY: Final = 200_000
+"""States after which a search of heavy worlds stops: those whose followers are unknown take 20 KiB each."""
 _SAVED_BY_ANOTHER: Final = 3
 """Exit status of a process that was told to go on from a search that is not its own."""
 

@@ -58,6 +58,7 @@ def test_the_quality_of_a_model_is_measured(tmp_path: Path, capsys: pytest.Captu
         (["--profile", "no/such/folder/p.png"], "in a folder that is not there"),
         (["--dtype", "int3"], "invalid choice"),
         (["--runs", "0"], "is not 1 or more"),
+        (["--patience", "nan"], "is no time in seconds"),
     ],
 )
 def test_bad_usage_is_said(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,5 +48,5 @@ def test_a_model_that_is_there_is_not_pulled_again(
 
 @pytest.mark.real_model
 def test_the_demo_with_the_real_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--question", "What is the capital of France?"]) == 0
-    assert "Paris" in capsys.readouterr().out
+    assert main(["demo", "--question", "Say hello."]) == 0
+    assert "hello" in capsys.readouterr().out.lower()

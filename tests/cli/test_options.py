@@ -31,3 +31,10 @@ def test_it_may_be_told_to_report_only_and_when() -> None:
 @pytest.mark.parametrize("name", ["supervision", "watchdog", "hang_timeout"])
 def test_a_command_that_ends_by_itself_has_the_defaults_of_the_library(name: str) -> None:
     assert name not in given(generate, "a prompt")
+
+
+def test_where_a_model_is_computed() -> None:
+    for command, arguments in ((serve, ()), (generate, ("a prompt",))):
+        assert not {"device", "cuda_graphs"} & given(command, *arguments).keys()  # the engine's default
+        options = given(command, *arguments, "--device", "cuda:1", "--cuda-graphs", "off")
+        assert (options["device"], options["cuda_graphs"]) == ("cuda:1", "off")

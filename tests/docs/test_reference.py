@@ -24,7 +24,8 @@ LIMITS = ROOT / "docs/reference/limits.md"
 MODELS = ROOT / "docs/reference/models.md"
 
 NO_LIMITS = {
-    *("capture", "draft_corpus", "front_id", "kv_events", "model", "profile_dir"),
+    *("capture", "cuda_graphs", "device", "draft_corpus", "dtype", "front_id", "kv_events", "model"),
+    *("profile_dir",),
     *("preempt_gap", "schedule_policy", "supervision", "threads", "topology", "watchdog"),
 }
 """Options of an engine that bound nothing."""

@@ -14,7 +14,8 @@ import pytest
 from vidette.config import EngineConfig
 from vidette.detokenizer.process import run_detokenizer
 from vidette.models.toy_tokenizer import toy_token_table
-from vidette.scheduler.loop import Command, Effects, StepLoop
+from vidette.scheduler.effects import Command, Effects
+from vidette.scheduler.loop import StepLoop
 from vidette.scheduler.process import run_scheduler
 from vidette.transport.channel import Channel, FrameChannel, socket_pair
 from vidette.transport.link import Link

@@ -43,6 +43,8 @@ def test_a_pool_has_room_for_what_was_asked_and_no_block_more(kv_tokens: int) ->
         {"kv_tokens": 1, "step_tokens": 1, "max_running": 1, "max_requests": 1, "threads": 1},
         {"max_running": 256},
         {"topology": "processes"},
+        {"device": "cpu", "cuda_graphs": "off"},
+        {"device": "cuda:12", "cuda_graphs": "start"},
         {"front_id": MAX_FRONT_ID},
         {"detokenizers": MAX_DETOKENIZERS},
         {"start_timeout": 0.0, "stop_timeout": 1e9},
@@ -84,6 +86,8 @@ def test_what_is_just_within_bounds_is_accepted(options: dict[str, Any]) -> None
         ({"restart_delay": -0.1}, "restart_delay", f"restart_delay is -0.1; {FINITE}"),
         ({"max_restart_delay": math.nan}, "max_restart_delay", f"max_restart_delay is nan; {FINITE}"),
         ({"threads": 0}, "threads", "threads is 0; it must be at least 1"),
+        ({"device": "cuda:"}, "device", "device is 'cuda:'; it must be 'auto', 'cpu', 'cuda' or 'cuda:N'"),
+        ({"cuda_graphs": "on"}, "cuda_graphs", "cuda_graphs is 'on'; it must be 'lazy', 'start' or 'off'"),
         (
             {"start_timeout": -1.0},
             "start_timeout",

@@ -64,6 +64,19 @@ async def test_a_conversation_goes_on_branches_and_is_replaced() -> None:
         await engine.close_session(name)
 
 
+async def test_a_turn_in_flight_is_replaced_and_its_caller_is_told() -> None:
+    async with opened() as engine:
+        name = await engine.open_session()
+        async with engine.generate(turn(name, [1, 2], "a", new=500)) as stream:
+            await anext(stream)
+            made = await say(engine, turn(name, [3], "b", "a", replace=True))
+            with pytest.raises(RequestError, match="took its place") as caught:
+                await stream.read()
+        assert (caught.value.status, caught.value.code) == (409, "replaced")
+        assert made.token_ids == await say_plain(engine, [1, 2, 3])
+        await engine.close_session(name)
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 3])
 async def test_a_turn_that_is_left_early_never_was(tokens: int) -> None:
     async with opened() as engine:

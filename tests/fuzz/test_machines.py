@@ -84,6 +84,7 @@ def test_a_run_without_a_world_walks_all_of_them_as_far_as_the_time_allows() -> 
 def test_a_world_of_another_kind_is_walked_by_the_walk_for_every_world() -> None:
     assert kind_of(CONFIGURATIONS["core"].large) is LifecycleMachine
     assert kind_of(CONFIGURATIONS["control calls"].large) is Walk
+    assert kind_of(CONFIGURATIONS["prefix"].large) is Walk
 
 
 def test_the_machine_of_the_module_is_that_of_the_real_parts() -> None:

@@ -1,21 +1,15 @@
-"""Hypothesis on a machine that others use too, and what the tests of all messages share."""
+"""What the tests of all messages share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, get_args, get_type_hints
 
-from hypothesis import HealthCheck, settings
 from msgspec import Struct
 
 from vidette_fuzz.samples import EVERY
 from vidette_protocol.codec import Codec
 from vidette_protocol.messages import Message
-
-# How long an example took says nothing here. What is not given here is inherited from the profile in use,
-# which in CI is a deterministic one.
-settings.register_profile("shared", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
-settings.load_profile("shared")
 
 ANY = Codec(sends=EVERY, receives=EVERY)
 """Takes every message, both ways."""

@@ -41,7 +41,7 @@ async def test_how_it_was_served_and_speculated_on() -> None:
     meta = await ended(
         FinishReason("stop", matched=0),
         served=Served(16, 6, 2, 0.25),
-        spec=SpeculativeMetrics(4, 6, (1, 0, 3)),
+        spec=SpeculativeMetrics(4, 6, (1, 0, 3), 8),
     )
     del meta["finish_reason"]
     assert meta == {
@@ -60,13 +60,15 @@ async def test_how_it_was_served_and_speculated_on() -> None:
         "spec_correct_drafts_histogram": (1, 0, 3),
         "spec_accept_histogram": (1, 0, 3),
         "spec_accept_length": 2.5,
+        "spec_accept_rate": 0.75,
+        "spec_num_drafts": 8,
     }
 
 
 async def test_drafts_of_which_none_was_verified_have_no_length() -> None:
     meta = await ended(FinishReason("stop", matched=0), spec=SpeculativeMetrics())
     assert meta["spec_verify_ct"] == 0
-    assert "spec_accept_length" not in meta
+    assert not {"spec_accept_length", "spec_accept_rate"} & meta.keys()
 
 
 def test_a_list_is_written_as_it_grows() -> None:

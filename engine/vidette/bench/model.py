@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from typing import Final, NamedTuple, Protocol
@@ -18,7 +19,7 @@ import torch
 
 from vidette.bench.bandwidth import Bandwidth, TorchBandwidth
 from vidette.bench.looped import LoopSteps, LoopTimes, Profiled, TimedModel
-from vidette.bench.others import NOTICEABLE, Others
+from vidette.bench.others import NOTICEABLE, Patience
 from vidette.bench.profile import Profile
 from vidette.bench.results import Finding, Results
 from vidette.bench.steps import (
@@ -87,22 +88,31 @@ GROUPS: Final = (
 )
 
 
-class Run(NamedTuple):
+@dataclass
+class Run:
     """What one run has found.
 
     Args:
         speeds: tokens a second of the model alone, by workload.
         looped: the same through the scheduler's loop.
         peer: tokens a second of the peer, by workload.
-        bandwidth: bytes a second.
-        others: what other programs took of the machine meanwhile, as a share of all cores.
+        bandwidth: bytes a second, measured beside the decode of one stream.
+        others: what other programs took of the machine meanwhile, as a share of all cores, by workload.
     """
 
-    speeds: dict[str, float]
-    looped: dict[str, LoopTimes]
-    peer: dict[str, float]
-    bandwidth: float
-    others: float = 0.0
+    speeds: dict[str, float] = field(default_factory=dict)
+    looped: dict[str, LoopTimes] = field(default_factory=dict)
+    peer: dict[str, float] = field(default_factory=dict)
+    bandwidth: float = 0.0
+    others: dict[str, float] = field(default_factory=dict)
+
+    def add(self, part: Run, others: float) -> None:
+        """Take in what was found of a group."""
+        self.speeds |= part.speeds
+        self.looped |= part.looped
+        self.peer |= part.peer
+        self.bandwidth = self.bandwidth or part.bandwidth
+        self.others |= dict.fromkeys(part.speeds, others)
 
 
 def bench_model(
@@ -114,6 +124,7 @@ def bench_model(
     say: Callable[[str], None],
     bandwidth: Bandwidth | None = None,
     peer: Peer | None = None,
+    patience: Patience | None = None,
     quick: bool = False,
     profile: bool = False,
 ) -> tuple[Results, dict[str, Profile]]:
@@ -127,6 +138,7 @@ def bench_model(
         say: told what is measured next.
         bandwidth: of memory (default: as torch reads it).
         peer: what it is compared with.
+        patience: how long to wait for a quiet machine (default: not at all).
         quick: whether few steps are enough.
         profile: whether the model is asked where its time goes.
 
@@ -135,7 +147,9 @@ def bench_model(
     """
     before = os.getloadavg()[0]
     with torch.inference_mode():
-        bench = _Bench(model, table, bandwidth or TorchBandwidth(), peer, quick=quick)
+        bench = _Bench(
+            model, table, bandwidth or TorchBandwidth(), peer, patience or Patience(0), quick=quick
+        )
         say("warming up")
         bench.warm_up()
         found = []
@@ -146,19 +160,17 @@ def bench_model(
         if profile and isinstance(model, Profiled):
             say("where the time goes")
             looped = [bench.profile(model) for _ in range(runs)]
-    others = [run.others for run in found]
     findings = _find_speeds(found, weight_bytes) + _find_loop(found) + _find_peer(found)
     if weight_bytes is not None:
         findings.append(Finding("weight_mib", "MiB", [weight_bytes / (1 << 20)]))
     profiles = _profiles(looped)
     load = {"before": before, "after": os.getloadavg()[0]}
-    details = {"profile": profiles, "load_average": load, "others": others}
-    notes = _notes(model, bench, weight_bytes)
-    notes.append(
-        f"load average at the start: {before:.1f}; other programs took up to {max(others):.0%} of a run"
-    )
-    if max(others) >= NOTICEABLE:
-        notes.append("the machine was not quiet: do not quote these values, nor the ratios")
+    details = {"profile": profiles, "load_average": load, "others": [run.others for run in found]}
+    notes = [
+        *_notes(model, bench, weight_bytes),
+        f"load average at the start: {before:.1f}",
+        _disturbed(found),
+    ]
     return Results(findings, notes, details), profiles
 
 
@@ -171,6 +183,7 @@ class _Bench:
         table: TokenTable,
         bandwidth: Bandwidth,
         peer: Peer | None,
+        patience: Patience,
         *,
         quick: bool,
     ) -> None:
@@ -178,7 +191,7 @@ class _Bench:
         fitting = [w for w in WORKLOADS if w.length <= model.info.context_len]
         self._chosen = {w.name: w.quick() if quick else w for w in fitting}
         self.workloads = list(self._chosen.values())
-        self._bandwidth, self._peer = bandwidth, peer
+        self._bandwidth, self._peer, self._patience = bandwidth, peer, patience
         timed = TimedModel(model, spare=blocks_of(self.workloads))
         looped = [w for w in self.workloads if w.decodes or w.name == PREFILL.name]
         self._looped_names = {w.name for w in looped}
@@ -194,16 +207,19 @@ class _Bench:
 
     def run(self, *, reverse: bool) -> Run:
         """Measure everything once; in reverse, the peer before ours."""
-        others = Others()
-        run = Run({}, {}, {}, self._bandwidth.measure())
+        run = Run()
         for group in GROUPS:
-            workloads = [self._chosen[w.name] for w in group.workloads if w.name in self._chosen]
-            if not workloads:
-                continue
-            turns = (self._measure, partial(self._ask, group))
-            for turn in reversed(turns) if reverse else turns:
-                turn(workloads, run)
-        return run._replace(others=others.share())
+            if any(workload.name in self._chosen for workload in group.workloads):
+                run.add(*self._patience.measure(partial(self._group, group, reverse=reverse)))
+        return run
+
+    def _group(self, group: Group, *, reverse: bool) -> Run:
+        run = Run()
+        workloads = [self._chosen[w.name] for w in group.workloads if w.name in self._chosen]
+        turns = (self._measure, partial(self._ask, group))
+        for turn in reversed(turns) if reverse else turns:
+            turn(workloads, run)
+        return run
 
     def profile(self, model: Profiled) -> dict[str, LoopTimes]:
         """Have a model say where the time of its steps goes, in steps that are not measured otherwise."""
@@ -212,6 +228,8 @@ class _Bench:
 
     def _measure(self, workloads: Sequence[Workload], run: Run) -> None:
         for workload in workloads:
+            if workload.name == DECODE_1.name:
+                run.bandwidth = self._bandwidth.measure()
             run.speeds[workload.name] = workload.tokens / self._forward.time(workload)
         for workload in workloads:
             if workload.name in self._looped_names:
@@ -266,7 +284,8 @@ def _find_speeds(found: Sequence[Run], weight_bytes: int | None) -> list[Finding
         # Of the time that a step takes: how much the bandwidth of the same run allows at best.
         shares = [weight_bytes / run.bandwidth * run.speeds[DECODE_1.name] for run in found]
         findings.append(Finding("bandwidth_floor_b1", "", shares))
-    findings.append(Finding("read_bandwidth_gb_s", "GB/s", [run.bandwidth / 1e9 for run in found]))
+    if found[0].bandwidth:
+        findings.append(Finding("read_bandwidth_gb_s", "GB/s", [run.bandwidth / 1e9 for run in found]))
     return findings
 
 
@@ -302,6 +321,14 @@ def _profiles(found: Sequence[Mapping[str, LoopTimes]]) -> dict[str, Profile]:
         steps = [run[name].per_step() for run in found]
         profiles[name] = {phase: median(step[phase] for step in steps) for phase in steps[0]}
     return profiles
+
+
+def _disturbed(found: Sequence[Run]) -> str:
+    """Return what is to be said of other programs."""
+    most = max(share for run in found for share in run.others.values())
+    said = f"other programs took up to {most:.0%} of the machine"
+    names = dict.fromkeys(name for run in found for name, share in run.others.items() if share >= NOTICEABLE)
+    return f"{said}: do not quote {', '.join(names)}, nor their ratios" if names else said
 
 
 def _notes(model: Model, bench: _Bench, weight_bytes: int | None) -> list[str]:

@@ -22,6 +22,8 @@ ENGINE_OPTIONS = (
     "draft_tokens",
     "draft_corpus",
     "dtype",
+    "device",
+    "cuda_graphs",
     "threads",
     "capture",
     "profile_dir",
@@ -127,6 +129,18 @@ def add_engine_options(parser: argparse.ArgumentParser, *, topology: str) -> Non
         "--draft-corpus", metavar="FILE", help="a text file in which guesses are looked up besides"
     )
     add_dtype_option(group)
+    group.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="where the model is computed: cpu, cuda, cuda:N, or auto, which is CUDA if there is some "
+        "(default: cpu)",
+    )
+    group.add_argument(
+        "--cuda-graphs",
+        choices=("lazy", "start", "off"),
+        help="when steps that only decode are captured: as they occur, before the first request, or never "
+        "(default: lazy)",
+    )
     group.add_argument("--threads", type=int, metavar="N", help="how many threads compute a step")
     group.add_argument(
         "--capture", metavar="DIR", help="record what passes between processes, prompts included, in a folder"

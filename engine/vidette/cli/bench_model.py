@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         metavar="PNG",
         help=f"where the time of a step goes, as a table and as a picture (default: {PROFILE})",
     )
+    parser.add_argument(
+        "--patience",
+        type=_seconds,
+        default=0.0,
+        metavar="S",
+        help="to spend on waiting for a quiet machine, and on measuring again what is not (default: 0)",
+    )
     peer = parser.add_argument_group("peer")
     peer.add_argument("--against", choices=("llama.cpp",), help="measured in turns with ours")
     peer.add_argument("--llama-bin", type=Path, metavar="DIR", help="where llama-batched-bench is")
@@ -67,7 +75,10 @@ def bench_model(options: argparse.Namespace) -> tuple[Results | None, int]:
     """Measure steps of a model."""
     from vidette.bench.model import bench_model as measure  # noqa: PLC0415
     from vidette.bench.model import threads_of, weight_bytes_of  # noqa: PLC0415
+    from vidette.bench.others import Patience  # noqa: PLC0415
+    from vidette.config import EngineConfig  # noqa: PLC0415
     from vidette.models import load_token_table, resolve  # noqa: PLC0415
+    from vidette.scheduler.build import share_processors  # noqa: PLC0415
 
     source = resolve(options.model or MODEL)
     if options.profile is not None:
@@ -75,6 +86,7 @@ def bench_model(options: argparse.Namespace) -> tuple[Results | None, int]:
     with _threads(options.threads):
         peer = _peer(options, source)
         model = _load(source, options.dtype or DTYPE, options.threads)
+        share_processors(model, EngineConfig(topology="processes"))  # as it is served
         threads = threads_of(model)
         results, profiles = measure(
             model,
@@ -83,6 +95,7 @@ def bench_model(options: argparse.Namespace) -> tuple[Results | None, int]:
             runs=options.runs,
             say=say,
             bandwidth=_bandwidth(model, threads),
+            patience=Patience(options.patience),
             peer=None if peer is None else peer(threads),
             quick=options.quick,
             profile=options.profile is not None,
@@ -201,3 +214,10 @@ def _count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text.removesuffix("s"))
+    if not 0 <= seconds < math.inf:  # NaN neither
+        raise argparse.ArgumentTypeError(f"{text} is no time in seconds")
+    return seconds

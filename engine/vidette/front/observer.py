@@ -73,6 +73,7 @@ class Observer:
         prompt_tokens: tokens of prompts that were computed or found, noted with the first token behind them.
         output_tokens: tokens that came.
         drafts: drafts that were verified, of those that ended, whatever ended them.
+        draft_tokens: tokens of them.
         right_drafts: tokens of them that were right.
         ended: how many ended how.
     """
@@ -89,6 +90,7 @@ class Observer:
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.drafts = 0
+        self.draft_tokens = 0
         self.right_drafts = 0
         self.ended: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
 
@@ -158,6 +160,7 @@ class Timing:
         observer.ended[how] += 1
         if spec is not None:
             observer.drafts += spec.spec_verify_ct
+            observer.draft_tokens += spec.spec_num_drafts
             observer.right_drafts += spec.spec_num_correct_drafts
         if how in ("stop", "length"):
             if self._last is None:  # only its prompt was asked for

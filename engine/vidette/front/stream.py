@@ -219,6 +219,9 @@ class Stream:
         try:
             if self._has_news:
                 await anyio.lowlevel.checkpoint()
+            else:
+                # Else, on asyncio, news could come before a cancellation that was there first.
+                await anyio.lowlevel.checkpoint_if_cancelled()
             while not self._has_news:
                 self._news = anyio.Event()
                 await self._news.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_void_p
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -42,32 +42,32 @@ PHASES: Final = (
 class ShapeStruct(ctypes.Structure):
     """`Shape` of decoder.hpp."""
 
-    _fields_: ClassVar[list[tuple[str, Any]]] = [
+    _fields_ = (
         *((name, c_int64) for name in ("num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads")),
         *((name, c_int64) for name in ("head_dim", "vocab_size", "rope_kinds")),
         *((name, c_int32) for name in ("activation", "interleaved_rope", "threads", "reserved")),
         *((name, c_float) for name in ("norm_epsilon", "query_scale", "embedding_scale")),
         *((name, c_float) for name in ("attention_softcap", "logit_softcap")),
-    ]
+    )
 
     @classmethod
     def of(cls, config: DecoderConfig, rope_kinds: int, threads: int) -> ShapeStruct:
         """Return the shape of a decoder."""
         own = {"rope_kinds": rope_kinds, "threads": threads, "reserved": 0}
         values = config._asdict() | own
-        return cls(*(values[name] for name, _ in cls._fields_))
+        return cls(*(values[name] for name, *_ in cls._fields_))
 
 
 class StepStruct(ctypes.Structure):
     """`Step` of decoder.hpp; its pointers are good as long as the plan is."""
 
-    _fields_: ClassVar[list[tuple[str, Any]]] = [
+    _fields_ = (
         *((name, c_int64) for name in ("tokens", "rows", "table_stride", "logits")),
         *(
             (name, c_void_p)
             for name in ("token_ids", "positions", "row_starts", "block_tables", "logit_tokens")
         ),
-    ]
+    )
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepStruct:

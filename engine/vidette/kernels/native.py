@@ -70,9 +70,8 @@ class NativeDecoder:
     ) -> None:
         if (reason := why_not(config)) is not None:
             raise KernelError(f"{config.architecture} has {reason}")
-        self.info = info._replace(
-            kv_bytes_per_token=2 * _BYTES_PER_VALUE * config.num_layers * config.num_kv_heads * config.head_dim
-        )
+        values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        self.info = info._replace(kv_bytes_per_token=values_per_token * _BYTES_PER_VALUE)
         self.threads = threads or len(os.sched_getaffinity(0))
         self._config = config
         self._functions = bind(kernels.library)

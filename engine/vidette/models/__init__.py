@@ -13,6 +13,7 @@ The map of the package, from the outside in:
 * `decoder_config`, `weights`: what a decoder is, whatever its family and its file.
 * `gguf_decoder`; `folder`, `folder_config`; `gather`, `rope`: decoders out of either kind of files.
 * `decoder`, `paging`: the forward of every decoder over a paged KV pool.
+* `device_decoder`, `accelerator`: the same on a device, such as CUDA, in steps that can be captured.
 * `toy`, `toy_tokenizer`: a model for tests that notices every mistake in the block accounting.
 
 Importing this package imports neither torch nor tokenizers nor jinja2.

@@ -62,7 +62,7 @@ class Decoder:
     ) -> None:
         self.info = info
         self._config = config
-        loader = _Loader(config, weights, progress)
+        loader = WeightLoader(config, weights, progress)
         self._embedding_VE = loader.matrix(weights.embedding)
         self._layers = [loader.layer(layer) for layer in weights.layers]
         self._norm = torch.from_numpy(weights.norm)
@@ -134,7 +134,7 @@ class Decoder:
 
         wanted = x_TE[torch.from_numpy(plan.logit_tokens).long()]
         logits = linear(self._rms_norm(wanted, self._norm), self._head_VE)
-        return _softcap(logits, config.logit_softcap)
+        return capped(logits, config.logit_softcap)
 
     def _project(
         self,
@@ -226,11 +226,11 @@ def _attention(
     """Return softmax(cap(q @ k.T * scale) + mask) @ v, [R, K, N, D]."""
     if not softcap:
         return F.scaled_dot_product_attention(q_RKND, k_RKCD, v_RKCD, attn_mask=mask_R1NC, scale=scale)
-    scores_RKNC = _softcap(q_RKND @ k_RKCD.transpose(-1, -2) * scale, softcap)
+    scores_RKNC = capped(q_RKND @ k_RKCD.transpose(-1, -2) * scale, softcap)
     return (scores_RKNC + mask_R1NC).softmax(dim=-1) @ v_RKCD
 
 
-def _softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
+def capped(x: torch.Tensor, cap: float) -> torch.Tensor:
     """Return cap * tanh(x / cap); 0: x as it is."""
     return torch.tanh(x / cap) * cap if cap else x
 
@@ -248,7 +248,7 @@ def linear(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
     return torch.mm(weight_OI, x_TI.t()).t()[:rows].contiguous()
 
 
-class _Loader:
+class WeightLoader:
     """Turns weights into float32 tensors and tells how far it is."""
 
     def __init__(
@@ -261,6 +261,7 @@ class _Loader:
         self._total = parts + sum(matrix is not None for matrix in (weights.embedding, weights.head))
 
     def matrix(self, matrix: Matrix) -> torch.Tensor:
+        """Return one matrix."""
         tensor = torch.from_numpy(matrix.dequantized())
         self._done += 1
         if self._progress is not None:
@@ -268,6 +269,7 @@ class _Loader:
         return tensor
 
     def layer(self, layer: DecoderLayer) -> LayerTensors:
+        """Return all of one layer."""
         return LayerTensors(
             attention_norm=torch.from_numpy(layer.attention_norm),
             qkv=torch.cat([self.matrix(part) for part in (layer.query, layer.key, layer.value)]),

@@ -28,6 +28,9 @@ def load_model(
     source: ModelSource,
     *,
     dtype: str = "auto",
+    device: str = "cpu",
+    cuda_graphs: str = "lazy",
+    max_running: int = 64,
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
@@ -37,6 +40,9 @@ def load_model(
         source: from `resolve`.
         dtype: "auto" or "int8" for native kernels where there are some, "float32" for torch (see
             `EngineConfig.dtype`).
+        device: "cpu", "cuda", "cuda:N" or "auto" (see `EngineConfig.device`).
+        cuda_graphs: "lazy", "start" or "off" (see `EngineConfig.cuda_graphs`).
+        max_running: most rows of a step for which there are CUDA graphs.
         threads: how many compute with native kernels; None: as many as there are processors. Those of torch
             are set by `torch.set_num_threads`.
         progress: called with (matrices done, matrices in all) while weights load.
@@ -44,11 +50,30 @@ def load_model(
     Raises:
         ModelError: something is missing, damaged or of a kind we do not support.
         KernelError: there is not enough memory.
+        UsageError: there is no such device, or it does not compute in this dtype.
     """
     if source.path is None:
         from vidette.models.toy import ToyModel
 
         return ToyModel()
+    if device != "cpu":
+        from vidette.models.accelerator import capture_on, find_device, find_dtype
+
+        where = find_device(device, dtype)
+        if where.type != "cpu":
+            from vidette.models.device_decoder import DeviceDecoder
+
+            decoder = DeviceDecoder(
+                *read_decoder(source.path, source.name),
+                device=where,
+                dtype=find_dtype(where, dtype),
+                capture=None if cuda_graphs == "off" else capture_on(where),
+                ahead=cuda_graphs == "start",
+                max_rows=max_running,
+                progress=progress,
+            )
+            logger.info("%s is computed on %s, in %s", source.name, where, decoder.dtype)
+            return decoder
     config, weights, info = read_decoder(source.path, source.name)
     if dtype != "float32":
         from vidette.kernels.library import open_kernels

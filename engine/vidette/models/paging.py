@@ -27,6 +27,15 @@ from vidette.models.interface import BLOCK_SIZE, StepPlan
 _SHORT_CONTEXT: Final = 512
 
 
+class RowGroup(NamedTuple):
+    """Rows that are computed as one padded batch."""
+
+    rows: NDArray[np.int64]
+    """[R] which rows of the plan."""
+    queries_RQ: NDArray[np.int64]
+    """Index of each new token among the step's tokens; padding repeats the row's first."""
+
+
 class AttentionGroup(NamedTuple):
     """Rows whose attention is computed as one padded batch."""
 
@@ -65,7 +74,7 @@ def lay_out(plan: StepPlan, heads_per_kv_head: int, windows: Collection[int] = (
         windows: how many positions a token sees, its own included, for each window that a layer has; 0: all.
     """
     rows_T = np.repeat(np.arange(len(plan.context_lens)), np.diff(plan.row_starts))
-    slots_T = _slots(plan.block_tables[rows_T], plan.positions[:, None])[:, 0]
+    slots_T = find_slots(plan.block_tables[rows_T], plan.positions[:, None])[:, 0]
     longest = int(plan.context_lens.max(initial=0))
     different: dict[int, AttentionLayout] = {}
     attention: dict[int, AttentionLayout] = {}
@@ -78,24 +87,16 @@ def lay_out(plan: StepPlan, heads_per_kv_head: int, windows: Collection[int] = (
 
 
 def _lay_out_attention(plan: StepPlan, heads_per_kv_head: int, window: int) -> AttentionLayout:
-    """Sort the rows into groups; context positions count from the first that the row's first token sees."""
-    starts_R, num_new_R = plan.row_starts[:-1].astype(np.int64), np.diff(plan.row_starts)
-    unseen_R = np.zeros_like(starts_R)
+    """Lay out each group; context positions count from the first that the row's first token sees."""
+    num_new_R = np.diff(plan.row_starts)
+    unseen_R = np.zeros(len(num_new_R), dtype=np.int64)
     if window:
         unseen_R = np.maximum(plan.context_lens - num_new_R - window + 1, 0).astype(np.int64)
     seen_R = plan.context_lens - unseen_R
 
-    # Rows of one kind: whether they have several new tokens, and the doublings of what they see.
-    doublings_R = np.ceil(np.log2(np.maximum(seen_R, _SHORT_CONTEXT))).astype(np.int64)
-    kinds_R = 2 * doublings_R + (num_new_R > 1)
+    grouped, order_T = group_rows(plan, seen_R)
     groups: list[AttentionGroup] = []
-    order_T = np.empty(len(plan.positions), dtype=np.int64)
-    done = 0
-    for kind in np.unique(kinds_R):
-        rows = np.flatnonzero(kinds_R == kind)
-        steps_Q = np.arange(num_new_R[rows].max())
-        real_RQ = steps_Q < num_new_R[rows, None]
-        queries_RQ = starts_R[rows, None] + np.where(real_RQ, steps_Q, 0)
+    for rows, queries_RQ in grouped:
         places_C = np.arange(seen_R[rows].max())
         own_RC = unseen_R[rows, None] + np.where(places_C < seen_R[rows, None], places_C, 0)
         last_RQ = plan.positions[queries_RQ] - unseen_R[rows, None]
@@ -106,17 +107,45 @@ def _lay_out_attention(plan: StepPlan, heads_per_kv_head: int, window: int) -> A
         groups.append(
             AttentionGroup(
                 torch.from_numpy(queries_RQ),
-                torch.from_numpy(_slots(plan.block_tables[rows], own_RC)),
+                torch.from_numpy(find_slots(plan.block_tables[rows], own_RC)),
                 torch.from_numpy(np.where(visible_RNC, np.float32(0), np.float32(-np.inf))[:, None]),
             )
         )
+    return AttentionLayout(groups, None if order_T is None else torch.from_numpy(order_T))
+
+
+def group_rows(
+    plan: StepPlan, seen_R: NDArray[np.integer]
+) -> tuple[list[RowGroup], NDArray[np.int64] | None]:
+    """Sort the rows by whether they have several new tokens, and by the doublings of what they see.
+
+    Args:
+        plan: the step.
+        seen_R: how many positions each row sees.
+
+    Returns:
+        The groups, and the place of each token among all their queries, paddings counted; None if that is its
+        own place.
+    """
+    starts_R, num_new_R = plan.row_starts[:-1].astype(np.int64), np.diff(plan.row_starts)
+    doublings_R = np.ceil(np.log2(np.maximum(seen_R, _SHORT_CONTEXT))).astype(np.int64)
+    kinds_R = 2 * doublings_R + (num_new_R > 1)
+    groups: list[RowGroup] = []
+    order_T = np.empty(len(plan.positions), dtype=np.int64)
+    done = 0
+    for kind in np.unique(kinds_R):
+        rows = np.flatnonzero(kinds_R == kind)
+        steps_Q = np.arange(num_new_R[rows].max())
+        real_RQ = steps_Q < num_new_R[rows, None]
+        queries_RQ = starts_R[rows, None] + np.where(real_RQ, steps_Q, 0)
+        groups.append(RowGroup(rows, queries_RQ))
         order_T[queries_RQ[real_RQ]] = done + np.flatnonzero(real_RQ)
         done += real_RQ.size
     in_place = done == len(order_T) and bool((order_T == np.arange(done)).all())
-    return AttentionLayout(groups, None if in_place else torch.from_numpy(order_T))
+    return groups, None if in_place else order_T
 
 
-def _slots(
+def find_slots(
     block_tables_RB: NDArray[np.int32], positions_RC: NDArray[np.int64 | np.int32]
 ) -> NDArray[np.int64]:
     """Return the slot of each position, int64 [R, C]."""

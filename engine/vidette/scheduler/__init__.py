@@ -19,6 +19,7 @@
 - `logprobs` log probabilities, of the rows that asked for some
 - `stops`    pure: when a request is over, and what of its text is not shown
 - `stop_strings`  pure: the automaton that finds stop strings
+- `effects`  what a step takes, and what it wants done
 - `endings`  why requests are ended
 - `counts`   what the loop has done
 - `told`     what a step has to say

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from vidette.models.accelerator import upload
 from vidette.scheduler.logprobs import Found, Wanted, find_logprobs
 from vidette.scheduler.plan import Share
 from vidette.scheduler.sampler import NOT_FINITE, sample
@@ -62,7 +63,9 @@ def choose(batch: Items[Share], logits: torch.Tensor) -> list[Made | None]:
             places += range(end - count, end)
             rows += [sequence.row] * count
             positions += range(sequence.made, sequence.made + count)
-    picked = logits if len(places) == len(logits) else logits[places]
+    picked = logits
+    if len(places) != len(logits):
+        picked = logits.index_select(0, upload(torch.tensor(places, dtype=torch.int64), logits.device))
     tokens = sample(picked, rows, positions)
     made: list[Made | None] = []
     start = 0

@@ -17,7 +17,8 @@ import msgspec
 import torch
 
 from vidette._freeze import carry_out
-from vidette.scheduler.loop import Command, Effects, StepLoop
+from vidette.scheduler.effects import Command, Effects
+from vidette.scheduler.loop import StepLoop
 from vidette.scheduler.profiling import Profiler
 from vidette.scheduler.shares import Shares
 from vidette.transport.mailbox import Bell

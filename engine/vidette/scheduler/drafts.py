@@ -81,7 +81,7 @@ class Drafts:
         corpora: where to look if the request itself does not know; None: nowhere.
     """
 
-    __slots__ = ("_corpora", "_histogram", "_length", "_most", "_own")
+    __slots__ = ("_corpora", "_drafted", "_histogram", "_length", "_most", "_own")
 
     def __init__(self, tokens: Iterable[int], *, most: int, corpora: Texts | None = None) -> None:
         self._own = Own(tokens)
@@ -89,6 +89,7 @@ class Drafts:
         self._most = most
         self._length = max(1, most // 2)
         self._histogram: list[int] = []
+        self._drafted = 0
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Take output tokens."""
@@ -112,6 +113,7 @@ class Drafts:
             self._length = min(self._most, 2 * self._length)
         elif right == 0:
             self._length = max(1, self._length // 2)
+        self._drafted += drafted
         self._histogram += [0] * (right + 1 - len(self._histogram))
         self._histogram[right] += 1
 
@@ -119,4 +121,4 @@ class Drafts:
         """Return how it went so far."""
         counts = self._histogram
         right = sum(number * count for number, count in enumerate(counts))
-        return SpeculativeMetrics(sum(counts), right, tuple(counts))
+        return SpeculativeMetrics(sum(counts), right, tuple(counts), self._drafted)

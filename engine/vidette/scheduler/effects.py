@@ -1,4 +1,4 @@
-"""`Command` and `Effects`: what a step of the loop takes, and what it wants done."""
+"""What a step takes, and what it wants done."""
 
 from __future__ import annotations
 

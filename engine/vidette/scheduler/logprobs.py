@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vidette.models.accelerator import upload
 from vidette.scheduler.ranking import find_peaks, rank_exactly
 from vidette.scheduler.sampler import parts
 from vidette_protocol.limits import Limits, logprob_bytes_at
@@ -280,16 +281,16 @@ def _find(
         temperatures: n.
     """
     device = logits.device
-    rows = torch.from_numpy(places).to(device)
+    rows = upload(torch.from_numpy(places), device)
     picked = logits.index_select(0, rows)
     best = picked.amax(dim=1, keepdim=True)
-    scale = torch.tensor(temperatures, dtype=torch.float32, device=device)[:, None]
+    scale = upload(torch.tensor(temperatures, dtype=torch.float32), device)[:, None]
     logprobs = torch.log_softmax((picked - best).div_(scale), dim=1)
     faulty = ~torch.isfinite(best)
     logprobs.masked_fill_(faulty, torch.nan)
     ids = [
-        torch.from_numpy(tokens).to(device)[:, None].clamp(min=0),
-        torch.from_numpy(asked.copy()).to(device),
+        upload(torch.from_numpy(tokens), device)[:, None].clamp(min=0),
+        upload(torch.from_numpy(asked.copy()), device),
     ]
     if top:
         everything = torch.arange(len(rows), device=device)

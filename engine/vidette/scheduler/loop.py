@@ -23,11 +23,9 @@ from vidette.scheduler.controls import Controls
 from vidette.scheduler.corpora import Corpora
 from vidette.scheduler.counts import Counts
 from vidette.scheduler.deadlines import Deadlines
-from vidette.scheduler.effects import Command as Command  # noqa: PLC0414  its types are named from here
-from vidette.scheduler.effects import Effects as Effects  # noqa: PLC0414  likewise
+from vidette.scheduler.effects import Command, Effects
 from vidette.scheduler.host_cache import make_cache
 from vidette.scheduler.kv_cache import KVCache, NextBlock
-from vidette.scheduler.logprobs import Wanted
 from vidette.scheduler.options import LoopOptions, check_options
 from vidette.scheduler.plan import Share, write_plan
 from vidette.scheduler.policy import Budget, Cost, decide
@@ -35,7 +33,7 @@ from vidette.scheduler.queue import OUTPUT_WEIGHT, WaitingQueue
 from vidette.scheduler.sequence import Sequence
 from vidette.scheduler.sessions import Sessions
 from vidette.scheduler.shares import pack_rows
-from vidette.scheduler.support import check_ids, explain, find_unsupported
+from vidette.scheduler.support import check_ids, check_request, explain
 from vidette.scheduler.told import Told
 from vidette_protocol.ids import Vid
 from vidette_protocol.lifecycle import Row, SchedulerMachine
@@ -215,7 +213,7 @@ class StepLoop:
             turn = self._sessions.look(request)
             if turn is not None:
                 request = turn.fill(request)
-            wanted = self._check(request, len(resumed))
+            wanted = check_request(request, len(resumed), self._model.info.vocab_size, self.max_total_tokens)
         except ValueError as error:
             if said is not None:
                 told.rows.append(TokenRow(vid, 0, resumed))
@@ -223,7 +221,7 @@ class StepLoop:
             return
         if turn is not None:
             for replaced in self._sessions.begin(turn):
-                self._stop(replaced, self._machine.abort, endings.REPLACED, told)
+                self._stop(replaced, self._machine.expire, endings.REPLACED, told)
         sequence = Sequence(request, now, wanted)
         if resumed and self._restore(sequence, resumed, told):
             return
@@ -235,28 +233,10 @@ class StepLoop:
         if self._options.queue_timeout is not None:
             self._patience.set(vid, now + self._options.queue_timeout)
 
-    def _check(self, request: TokenizedGenerateReqInput, resumed: int) -> Wanted | None:
-        """Return which log probabilities a request wants; raise ValueError if it cannot be served."""
-        unsupported = find_unsupported(request)
-        if unsupported is not None:
-            raise ValueError(unsupported)
-        vocab_size = self._model.info.vocab_size
-        wanted = Wanted.of(request, vocab_size)
-        biased = request.sampling_params.logit_bias
-        if biased and not 0 <= max(biased) < vocab_size:
-            raise ValueError(f"logit_bias has {max(biased)}; token ids are 0 to {vocab_size - 1}")
-        new_tokens = request.sampling_params.max_new_tokens
-        assert new_tokens is not None, "decoding has checked that the front set it"
-        total = len(request.token_ids) + new_tokens
-        if total > self.max_total_tokens and (new_tokens > resumed or wanted is not None):
-            raise ValueError(
-                f"prompt and max_new_tokens are {total} tokens; at most {self.max_total_tokens} fit"
-            )
-        return wanted
-
     def _restore(self, sequence: Sequence, resumed: tuple[int, ...], told: Told) -> bool:
         """Say again what another scheduler had made; return whether that was all."""
-        sequence.prepare(self._model.info, self._table)
+        if not self._prepare(sequence, told, resumed):
+            return True
         result = sequence.stops.push(resumed)
         held = 0 if result is None else result.held
         told.rows.append(TokenRow(sequence.vid, 0, resumed, held=held, mode=sequence.stops.mode))
@@ -264,6 +244,17 @@ class StepLoop:
         if result is None or result.reason is None:
             return False
         self._end(self._machine.reject(sequence.vid), result.reason, told, held)
+        return True
+
+    def _prepare(self, sequence: Sequence, told: Told, resumed: tuple[int, ...] = ()) -> bool:
+        """Make a request ready to run; if that fails it ends, and no other does."""
+        try:
+            sequence.prepare(self._model.info, self._table)
+        except Exception as error:  # noqa: BLE001  whatever is wrong with it, it is wrong with it alone
+            if resumed:
+                told.rows.append(TokenRow(sequence.vid, 0, resumed))
+            self._end(self._machine.reject(sequence.vid), endings.failed(error), told)
+            return False
         return True
 
     def _stop(self, vid: Vid, how: Callable[[Vid], Row | None], reason: FinishReason, told: Told) -> None:
@@ -317,7 +308,6 @@ class StepLoop:
         if not sequence.begun:
             sequence.begun = True
             sequence.waited = now - sequence.arrival
-            sequence.prepare(self._model.info, self._table)
             if self._options.draft_tokens:
                 sequence.speculate(self._options.draft_tokens, self._corpora)
             sequence.found = min(sequence.computed, sequence.prompt_tokens)
@@ -379,10 +369,13 @@ class StepLoop:
         for vid in decision.retracted:
             self._retract(vid)
         for vid in decision.admitted:
-            self._begin(vid, now)
+            if self._prepare(self._waiting[vid], told):
+                self._begin(vid, now)
         spare = options.step_tokens - sum(tokens for _, tokens in decision.chunks)
         batch: list[Share] = []
         for vid, count in decision.chunks:
+            if vid not in self._running:
+                continue
             share = self._share_of(self._running[vid], count, spare)
             spare -= len(share.drafts)
             batch.append(share)
@@ -429,14 +422,19 @@ class StepLoop:
         """Take what a sequence says next; tell of it if that is due."""
         before = sequence.made
         sequence.spoiled = made.faulty
-        result = sequence.take(made.tokens)
+        try:
+            result = sequence.take(made.tokens)
+        except Exception as error:  # noqa: BLE001  as in _prepare
+            sequence.spoiled = True  # how much of it is right nobody knows
+            self._end(self._machine.land(sequence.vid, 0, end=True), endings.failed(error), told)
+            return
         taken = sequence.made - before
         self._counts.output_tokens += taken
         if made.logprobs:
             sequence.unsaid_logprobs += made.logprobs[:taken]
         if sequence.drafts is not None and share.drafts:
-            # With a fault every token that was kept was a right draft.
-            sequence.drafts.judge(len(share.drafts), len(made.tokens) - (not made.faulty))
+            # With a fault every token that was kept was a right draft; of those behind an end none counts.
+            sequence.drafts.judge(len(share.drafts), min(taken, len(made.tokens) - (not made.faulty)))
         reason, held = (None, 0) if result is None else (result.reason, result.held)
         if reason is None and made.faulty:
             reason = endings.NOT_FINITE_LOGITS

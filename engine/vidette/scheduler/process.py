@@ -20,8 +20,9 @@ from vidette._custom import Handlers
 from vidette.config import EngineConfig
 from vidette.scheduler.compute import ComputeThread, ThreadNews
 from vidette.scheduler.controls import Control
+from vidette.scheduler.effects import Command
 from vidette.scheduler.handlers import Answering
-from vidette.scheduler.loop import Command, StepLoop
+from vidette.scheduler.loop import StepLoop
 from vidette.transport.capture import Recorder
 from vidette.transport.channel import Channel, FrameChannel
 from vidette.transport.framing import LinkClosed

@@ -19,6 +19,10 @@ No row is sorted where that can be avoided:
   from the whole and refused when what is more probable makes up top_p already; what is not more probable
   than a refused token is out as well, so that is over after few draws
 - top_k of very many, or with ties at the edge of what was ranked: sorted
+
+On a device the tokens are waited for, and before that nothing but whether what was ranked is enough, if there
+is some top_k, top_p or min_p. So the host prepares the draws while the device still computes the logits. Rows
+that are not finite are drawn from like the others, and marked in the end.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vidette.models.accelerator import upload
 from vidette.scheduler.ranking import BLOCK, Ranking, find_best, find_peaks, look_into, rank
 from vidette.scheduler.sampling import FEW, SamplingRow, Way
 
@@ -58,28 +63,45 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], positions: Sequenc
     """
     if not rows:
         return []
+    if logits.device.type == "cpu" and all(map(_takes_best, rows, positions)):
+        return _find_best(logits.numpy())
     faulty = _edit(logits, rows, positions)
     peaks = find_peaks(logits)
     best = peaks.amax(dim=1)
     # The maximum is NaN if any is NaN and +inf if any is +inf: one pass tells both. -inf alone is a mask.
-    finite = torch.isfinite(best).tolist()
+    faulty = ~torch.isfinite(best) if faulty is None else ~torch.isfinite(best) | faulty
     ways: dict[tuple[Way, int], list[int]] = {}
     for i, row in enumerate(rows):
-        if finite[i] and i not in faulty:
-            ways.setdefault((row.way, row.reach), []).append(i)
+        ways.setdefault((row.way, row.reach), []).append(i)
     if len(ways.get(_GREEDY, ())) == len(rows):  # as most batches are, and then it is all there is to do
-        most_probable: list[int] = find_best(logits, peaks).tolist()
-        return most_probable
-    tokens = torch.full((len(rows),), NOT_FINITE, dtype=torch.int64)
-    for (way, _), chosen in ways.items():
-        places = torch.tensor(chosen, device=logits.device)
-        if way is Way.BEST:
-            found = find_best(logits, peaks)[places]
-        else:
-            draws = _Draws.of(rows, positions, chosen, places, best)
-            found = _DRAW[way](logits, peaks, draws)
-        tokens[torch.tensor(chosen)] = found.cpu()
-    return tokens.tolist()
+        tokens = find_best(logits, peaks)
+    else:
+        tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+        for (way, _), chosen in ways.items():
+            places = upload(torch.tensor(chosen), logits.device)
+            if way is Way.BEST:
+                found = find_best(logits, peaks).index_select(0, places)
+            else:
+                found = _DRAW[way](logits, peaks, _Draws.of(rows, positions, chosen, places, best))
+            tokens.index_copy_(0, places, found)
+    said: list[int] = tokens.masked_fill_(faulty, NOT_FINITE).tolist()
+    return said
+
+
+def _takes_best(row: SamplingRow, position: int) -> bool:
+    """Return whether the token is simply that with the largest logit."""
+    return row.way is Way.BEST and not row.edited and (position >= row.min_new_tokens or not len(row.ends))
+
+
+def _find_best(logits: NDArray[np.float32]) -> list[int]:
+    """Return what `sample` does if all take the best: one pass, since after a step no code is in a cache.
+
+    The first of the largest is also the first that is no number, if there is one.
+    """
+    tokens = logits.argmax(axis=1)
+    best = logits[np.arange(len(tokens)), tokens]
+    said: list[int] = np.where(np.isfinite(best), tokens, NOT_FINITE).tolist()
+    return said
 
 
 def uniform(seed: int, position: int) -> float:
@@ -110,8 +132,12 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 # --- edits -----------------------------------------------------------------------------
 
 
-def _edit(logits: torch.Tensor, rows: Sequence[SamplingRow], positions: Sequence[int]) -> set[int]:
-    """Apply penalties, biases and masks in place; return the rows that hide what is not finite by that."""
+def _edit(logits: torch.Tensor, rows: Sequence[SamplingRow], positions: Sequence[int]) -> torch.Tensor | None:
+    """Apply penalties, biases and masks in place.
+
+    Returns:
+        bool [L], which rows hide what is not finite by that; None: none of them.
+    """
     vocab = logits.shape[1]
     edited = [i for i, row in enumerate(rows) if row.edited]
     if edited:
@@ -119,19 +145,20 @@ def _edit(logits: torch.Tensor, rows: Sequence[SamplingRow], positions: Sequence
         where = _flat(edited, ids, vocab, logits.device)
         flat = logits.view(-1)
         old = flat.take(where)
-        factor = torch.from_numpy(np.concatenate(factors)).to(logits.device)
+        factor = upload(torch.from_numpy(np.concatenate(factors)), logits.device)
         new = torch.where(old > 0, old / factor, old * factor)
-        new += torch.from_numpy(np.concatenate(adds)).to(logits.device)
+        new += upload(torch.from_numpy(np.concatenate(adds)), logits.device)
         # What was finite stays so: else a penalty could end a request, or mask a token.
         flat[where] = torch.where(torch.isfinite(old), new.clamp(-_LARGEST, _LARGEST), new)
     bound = [i for i, row in enumerate(rows) if positions[i] < row.min_new_tokens and len(row.ends)]
     if not bound:
-        return set()
+        return None
     where = _flat(bound, [rows[i].ends for i in bound], vocab, logits.device)
     flat = logits.view(-1)
-    hidden = where[~(flat.take(where) < torch.inf)]
-    flat[where] = -torch.inf
-    return set((hidden // vocab).tolist())
+    hidden = ~(flat.take(where) < torch.inf)
+    flat.index_fill_(0, where, -torch.inf)
+    counts = torch.zeros(len(rows), device=logits.device)
+    return counts.index_add_(0, where // vocab, hidden.float()) > 0
 
 
 def _flat(
@@ -139,7 +166,7 @@ def _flat(
 ) -> torch.Tensor:
     """Return where in the flattened logits the tokens of some rows are."""
     starts = np.repeat(np.array(rows, dtype=np.int64) * vocab, [len(one) for one in ids])
-    return torch.from_numpy(starts + np.concatenate(ids)).to(device)
+    return upload(torch.from_numpy(starts + np.concatenate(ids)), device)
 
 
 # --- draws -----------------------------------------------------------------------------
@@ -178,7 +205,7 @@ class _Draws(NamedTuple):
         columns = torch.tensor(
             [[row.temperature, row.top_k, row.top_p, row.min_p] for row in picked], dtype=torch.float64
         )
-        columns = columns.to(best.device)
+        columns = upload(columns, best.device)
         return cls(
             places,
             best[places][:, None],
@@ -207,7 +234,7 @@ class _Draws(NamedTuple):
 
 
 def _column(numbers: NDArray[np.float64], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(numbers).to(device)[:, None]
+    return upload(torch.from_numpy(numbers), device)[:, None]
 
 
 def parts(count: int, vocab: int) -> Iterator[slice]:
@@ -223,7 +250,7 @@ def softmax_parts(logits: torch.Tensor, draws: _Draws) -> Iterator[tuple[slice, 
     They are float32 [n, B * BLOCK], with nothing past the vocabulary.
     """
     vocab = logits.shape[1]
-    scaled = shares = torch.empty(0)
+    scaled = shares = logits.new_empty(0)
     for part in parts(len(draws.places), vocab):
         places = draws.places[part]
         if not len(scaled):

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from vidette.scheduler.logprobs import Wanted
 from vidette.scheduler.turns import SessionRefused
 from vidette_protocol.errors import RemoteProtocolError
 from vidette_protocol.messages import FinishReason, SamplingParams, TokenizedGenerateReqInput
@@ -73,3 +74,32 @@ def check_ids(request: TokenizedGenerateReqInput, vocab_size: int) -> None:
                 f"vid {request.vid} has {name} from {ids.min()} to {ids.max()}; "
                 f"those of the vocabulary are 0 to {vocab_size - 1}"
             )
+
+
+def check_request(
+    request: TokenizedGenerateReqInput, resumed: int, vocab_size: int, max_total_tokens: int
+) -> Wanted | None:
+    """Return which log probabilities a request wants, if it can be served.
+
+    Args:
+        request: as it came.
+        resumed: how many tokens of its output were made before.
+        vocab_size: of the model.
+        max_total_tokens: most tokens of prompt and output together.
+
+    Raises:
+        ValueError: it asks for what is not supported, or for too much.
+    """
+    unsupported = find_unsupported(request)
+    if unsupported is not None:
+        raise ValueError(unsupported)
+    wanted = Wanted.of(request, vocab_size)
+    biased = request.sampling_params.logit_bias
+    if biased and not 0 <= max(biased) < vocab_size:
+        raise ValueError(f"logit_bias has {max(biased)}; token ids are 0 to {vocab_size - 1}")
+    new_tokens = request.sampling_params.max_new_tokens
+    assert new_tokens is not None, "decoding has checked that the front set it"
+    total = len(request.token_ids) + new_tokens
+    if total > max_total_tokens and (new_tokens > resumed or wanted is not None):
+        raise ValueError(f"prompt and max_new_tokens are {total} tokens; at most {max_total_tokens} fit")
+    return wanted

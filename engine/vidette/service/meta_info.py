@@ -195,9 +195,11 @@ def _spec_fields(spec: SpeculativeMetrics) -> dict[str, Any]:
     """Return how speculation went, each number under both of its names.
 
     The accepted length is that of a verification: the drafts that were right, and the token that always is.
+    The rate is how many of the drafts were right.
     """
     right, verified = spec.spec_num_correct_drafts, spec.spec_verify_ct
     fields: dict[str, Any] = {
+        "spec_num_drafts": spec.spec_num_drafts,
         "spec_verify_ct": verified,
         "spec_num_correct_drafts": right,
         "spec_accepted_drafts": right,
@@ -206,4 +208,6 @@ def _spec_fields(spec: SpeculativeMetrics) -> dict[str, Any]:
     }
     if verified:
         fields["spec_accept_length"] = 1 + right / verified
+    if spec.spec_num_drafts:
+        fields["spec_accept_rate"] = right / spec.spec_num_drafts
     return fields

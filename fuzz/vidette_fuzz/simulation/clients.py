@@ -19,6 +19,7 @@ from vidette.errors import (
 )
 from vidette.front.stream import Stream
 from vidette.scheduler.endings import DEADLINE_GRACE, EXPIRED
+from vidette_fuzz.simulation.conversations import Conversation
 from vidette_fuzz.simulation.engine import TOLD_SECONDS, Generation
 from vidette_fuzz.simulation.journal import Journal
 from vidette_fuzz.simulation.observed import SimulatedManager
@@ -30,7 +31,7 @@ from vidette_protocol.messages import (
     SamplingParams,
 )
 
-Kind = Literal["read", "cancel", "exit", "raise", "deadline", "group", "heartbeat", "state"]
+Kind = Literal["read", "cancel", "exit", "raise", "deadline", "group", "session", "heartbeat", "state"]
 KINDS: Final[tuple[Kind, ...]] = (
     "read",
     "cancel",
@@ -38,14 +39,16 @@ KINDS: Final[tuple[Kind, ...]] = (
     "raise",
     "deadline",
     "group",
+    "session",
     "heartbeat",
     "state",
 )
-WEIGHTS: Final = (8, 8, 4, 2, 3, 3, 1, 1)
-WATCHING: Final = (0, 0, 0, 0, 0, 0, 4, 1)
+WEIGHTS: Final = (8, 8, 4, 2, 3, 3, 4, 1, 1)
+WATCHING: Final = (0, 0, 0, 0, 0, 0, 0, 4, 1)
 """Of a client that asks after the engine only."""
 COMMON: Final = ("common-1", "common-10")
 """Slots that several clients use; one name begins as the other."""
+_CANCELLED: Final = frozenset({"cancel", "group", "session", "state"})
 _INSTANT: Final = 1e-6
 
 
@@ -55,7 +58,8 @@ class Plan(NamedTuple):
     Args:
         kind: "cancel": its scope ends at a moment. "exit": it leaves after some deltas. "raise": likewise,
             by an error. "deadline": it has the scheduler end the request after a time, and waits for that.
-            "group": as cancel, with several answers. "heartbeat", "state": it asks after the engine.
+            "group": as cancel, with several answers. "session": as cancel, with several turns. "heartbeat",
+            "state": it asks after the engine.
         rid: its slot; others may use it as well.
         replace: whether it takes the slot if somebody holds it.
         after: seconds, or deltas.
@@ -143,6 +147,8 @@ class Client:
         after = random.choice([0.0, random.uniform(0, 0.1), random.expovariate(1.0), random.uniform(0, 60)])
         if kind in ("exit", "raise"):
             after = random.randrange(6)
+        if kind == "session":
+            after = random.choice([math.inf, math.inf, after])
         own = f"slot-{self._number}"
         return Plan(
             kind,
@@ -158,7 +164,7 @@ class Client:
         self._journal.note(f"client {self._number}: {plan.kind} {plan.rid}, {plan.after:.4f}")
         began = anyio.current_time()
         self._sent = plan.kind in ("heartbeat", "state")
-        deadline = began + plan.after if plan.kind in ("cancel", "group", "state") else math.inf
+        deadline = began + plan.after if plan.kind in _CANCELLED else math.inf
         try:
             with anyio.CancelScope(deadline=deadline) as scope:
                 match plan.kind:
@@ -168,6 +174,9 @@ class Client:
                         await self._ask_state(generation.manager)
                     case "group":
                         await self._ask_group(generation, plan)
+                    case "session":
+                        name = f"session-{self._number}-{self.asked}"
+                        await Conversation(name, self._random, generation, self._journal).run()
                     case _:
                         await self._request(generation, plan)
         except (Left, TimeoutError):
@@ -190,7 +199,7 @@ class Client:
                 killed = generation.killed_at
                 fair = killed is not None
                 # Who is being tokenised still finds out when that is done.
-                waits = self._sent and not plan.slow
+                waits = self._sent and not plan.slow and plan.kind != "session"
                 if killed is not None and waits and now > max(killed, began) + TOLD_SECONDS:
                     self._journal.violate(f"9: a caller is told {now - killed:.3f} s after the death")
             case EngineClosed():
@@ -277,6 +286,7 @@ class Client:
             ignore_eos=random.random() < 0.5,
             sampling_seed=random.randrange(1000),
             stop=random.choice([None, None, ["e", "th"], [" "]]),
+            stream_interval=random.choice([None, None, 2, 5]),
             frequency_penalty=random.choice([0.0, 0.0, 0.5]),
             n=answers,
         )

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import anyio
+import msgspec
 
 from vidette._ring import Ring
 from vidette.config import EngineConfig
@@ -23,9 +24,11 @@ from vidette.models.toy_tokenizer import ToyTokenizer, toy_token_table
 from vidette.scheduler.handlers import Answering
 from vidette.scheduler.options import LoopOptions
 from vidette.scheduler.process import Lives, hear_front
+from vidette.scheduler.sequence import Sequence
 from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
 from vidette_fuzz.simulation.adversary import Adversary, AdverseChannel, Tapped
+from vidette_fuzz.simulation.guesses import Guesses
 from vidette_fuzz.simulation.observed import SimulatedDetokenizer, SimulatedLoop, SimulatedManager
 from vidette_fuzz.simulation.refinement import Refinement
 from vidette_fuzz.simulation.steps import Steps
@@ -44,6 +47,7 @@ from vidette_protocol.messages.catalogue import (
     FRONT_TO_DETOKENIZER,
     SCHEDULER_TO_DETOKENIZER,
 )
+from vidette_protocol.messages.columns import pack_i32
 from vidette_protocol.trace import Trace
 
 T = TypeVar("T")
@@ -160,6 +164,11 @@ class Generation:
         self._scopes = {role: anyio.CancelScope() for role in ("scheduler", *roles)}
         self._front_ends = {role: AdverseChannel.pair("front", role, adversary) for role in self._scopes}
         self._steps_ends = {role: AdverseChannel.pair("scheduler", role, adversary) for role in roles}
+
+    @property
+    def room(self) -> int:
+        """Most tokens of prompt and output together."""
+        return self._config.kv_tokens
 
     @property
     def over(self) -> bool:
@@ -302,6 +311,7 @@ class Generation:
                 self._options,
                 table=stock.table,
                 watch=self._watch,
+                guess=self._guess,
             )
             total = loop.max_total_tokens
             up.post(Ready(role="scheduler", max_total_tokens=total, num_blocks=config.num_blocks))
@@ -317,6 +327,12 @@ class Generation:
         finally:
             for channel in (front, *below):
                 channel.close()
+
+    def _guess(self, sequence: Sequence) -> Guesses:
+        prompt = pack_i32(sequence.tokens[: sequence.prompt_tokens])
+        alone = msgspec.structs.replace(self.sent[sequence.vid], input_ids=prompt, session_params=None)
+        answer = self.stock.undisturbed.answer(alone)
+        return Guesses(answer.token_ids, sequence.made, self._adversary.random)
 
     async def _run_detokenizer(self, role: str) -> None:
         above, front = self._steps_ends[role][1], self._front_ends[role][1]

@@ -14,7 +14,10 @@ from vidette.detokenizer.incremental import IncrementalText
 from vidette.errors import Error
 from vidette.front.questions import Questions
 from vidette.front.route import Route
-from vidette.scheduler.loop import Command, Effects
+from vidette.scheduler import endings
+from vidette.scheduler.choosing import Made
+from vidette.scheduler.effects import Command, Effects
+from vidette.scheduler.plan import Share
 from vidette.scheduler.process import Lives
 from vidette.scheduler.sequence import Sequence
 from vidette.scheduler.told import Told
@@ -142,6 +145,32 @@ class _KeepsTheBlocksOfTheAborted(SimulatedLoop):
             super()._release(sequence)
 
 
+class _AnswersAnAbortNobodySent(SimulatedLoop):
+    """Ends a turn that was replaced as if its caller had left."""
+
+    def _stop(self, vid: Vid, how: Callable[[Vid], Row | None], reason: FinishReason, told: Told) -> None:
+        if reason is endings.REPLACED:
+            how, reason = self._machine.abort, endings.ABORTED
+        super()._stop(vid, how, reason, told)
+
+
+class _CountsTheAbandoned(SimulatedLoop):
+    """Keeps a turn of a session whose caller left before hearing of its end."""
+
+    def _abort(self, abort: AbortReq, told: Told) -> None:
+        vids = self._machine.vids_up_to(Vid(abort.vid)) if abort.abort_all else [Vid(abort.vid)]
+        for vid in vids:
+            self._stop(vid, self._machine.abort, endings.ABORTED, told)
+
+
+class _CountsTheRejected(SimulatedLoop):
+    """Takes a draft for right that the model does not say."""
+
+    def _take(self, sequence: Sequence, share: Share, made: Made, told: Told) -> None:
+        tokens = [*share.drafts[:1], *made.tokens[1:]] if share.drafts else made.tokens
+        super()._take(sequence, share, made._replace(tokens=tokens), told)
+
+
 class _EndsTheTaskOnly(Lives):
     """Cancels the task of an aborted request, and takes its word for the rest."""
 
@@ -219,6 +248,24 @@ ENGINE_MUTANTS: Final[Mapping[str, EngineMutant]] = MappingProxyType(
                 Build(loop=_KeepsTheBlocksOfTheAborted),
                 "sgl-project/sglang #34205, #37824 (what an abort leaves behind is never given back)",
                 "each abort takes some memory with it, until nothing can run",
+            ),
+            EngineMutant(
+                "replaced-turn-told-of-an-abort",
+                Build(loop=_AnswersAnAbortNobodySent),
+                "Vidette itself, before sessions were simulated",
+                "a turn in flight is replaced, and the front is answered an abort that it never sent",
+            ),
+            EngineMutant(
+                "abandoned-turn-counts",
+                Build(loop=_CountsTheAbandoned),
+                "sgl-project/sglang #36475",
+                "a caller leaves before hearing of the end, and the next turn goes on behind it",
+            ),
+            EngineMutant(
+                "rejected-draft-told",
+                Build(loop=_CountsTheRejected),
+                "openvinotoolkit/openvino.genai #4190",
+                "a draft that the model does not say is told",
             ),
             EngineMutant(
                 "abort-ends-the-task-only",

@@ -5,14 +5,17 @@ Nothing is decided here: each method does what its parent does, and tells of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vidette.detokenizer.detokenizer import Detokenizer
 from vidette.front.manager import TokenizerManager
 from vidette.models.interface import Model, TokenTable
-from vidette.scheduler.loop import Command, Effects, StepLoop
+from vidette.scheduler.drafts import Drafts
+from vidette.scheduler.effects import Command, Effects
+from vidette.scheduler.loop import StepLoop
 from vidette.scheduler.options import LoopOptions
+from vidette.scheduler.sequence import Sequence as Work
 from vidette.transport.link import Link
 from vidette_fuzz.simulation.refinement import Refinement
 from vidette_protocol.ids import Rid, Vid
@@ -186,11 +189,21 @@ class SimulatedLoop(StepLoop):
         options: as its parent.
         table: as its parent.
         watch: who is told.
+        guess: makes the drafts of a request, in the place of those that it would make itself.
     """
 
-    def __init__(self, model: Model, options: LoopOptions, *, table: TokenTable, watch: Refinement) -> None:
+    def __init__(
+        self,
+        model: Model,
+        options: LoopOptions,
+        *,
+        table: TokenTable,
+        watch: Refinement,
+        guess: Callable[[Work], Drafts],
+    ) -> None:
         super().__init__(model, options, table=table)
         self._watch = watch
+        self._guess = guess
         self._machine = watch.scheduler = ObservedScheduler(watch)
 
     def step(self, commands: Iterable[Command], now: float, *, launch: bool = True) -> Effects:
@@ -198,6 +211,13 @@ class SimulatedLoop(StepLoop):
         effects = super().step(commands, now, launch=launch)
         self._watch.stepped()
         return effects
+
+    def _begin(self, vid: Vid, now: float) -> None:
+        begun = self._waiting[vid].begun
+        super()._begin(vid, now)
+        sequence = self._running[vid]
+        if not begun and sequence.drafts is not None:
+            sequence.drafts = self._guess(sequence)
 
     def held(self) -> dict[str, int]:
         """Return how much is in each table of the scheduler."""
@@ -213,6 +233,7 @@ class SimulatedLoop(StepLoop):
             "queued requests": len(self._queue),
             "blocks that are being computed": len(self._prefilling),
             "blocks that are lost": self._cache.lost,
+            "turns in flight": sum(len(session.live) for session in self._sessions._sessions.values()),
         }
 
 

@@ -7,9 +7,10 @@ holds of the code as well.
 There is one detokenizer in the world. Where the engine has several, a row may overtake those of vids that
 others have, and their tables together are its table.
 
-Two things are coarser in the world. A chunk of a prefill that makes no token is left out, so that a request
-which has only had such chunks still waits there. And what an abort finds over already, the scheduler's shell
-need not pass on: it is applied when its turn has come, where it changes nothing.
+Two things are coarser in the world. A landing that tells nothing is left out, be it a chunk of a prefill or
+one whose token is to be told with later ones; so a request that has told nothing still waits there. And what
+an abort finds over already, the scheduler's shell need not pass on: it is applied when its turn has come,
+where it changes nothing.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ BOUNDS: Final = Bounds(
     rids=1,
     uses=ENOUGH,
     tokens=ENOUGH,
+    several=ENOUGH,
     deadlines=True,
     losses=1,
     retractions=ENOUGH,
@@ -147,7 +149,8 @@ class Refinement:
         if self._on and not set(vids) <= set(replica.launchable):
             self._part(f"6: vids {[*map(label, vids)]} are launched; {replica.launchable} may be")
         self._apply(Action("launch", vids))
-        self._apply(Action("land", tuple(row.vid for row in made if row.end is not None)))
+        ends = tuple(row.vid for row in made if row.end is not None)
+        self._apply(Action("land", ends, counts=tuple(row.tokens for row in made)))
 
     def stepped(self) -> None:
         """A step is done."""

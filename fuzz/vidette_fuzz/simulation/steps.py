@@ -9,8 +9,8 @@ import anyio
 import anyio.abc
 import torch
 
+from vidette.scheduler.effects import Command, Effects
 from vidette.scheduler.endings import DEADLINE_GRACE
-from vidette.scheduler.loop import Command, Effects
 from vidette.scheduler.process import Lives
 from vidette.scheduler.shares import Shares
 from vidette.transport.link import Link

@@ -16,11 +16,11 @@ from vidette_protocol.messages import BatchTokenIDOutput, FinishReason, Tokenize
 
 
 class Answer(NamedTuple):
-    """All that a request is answered."""
+    """All that a request is answered; without a reason, so far."""
 
     token_ids: tuple[int, ...]
     text: str
-    reason: FinishReason
+    reason: FinishReason | None
 
 
 class Undisturbed:

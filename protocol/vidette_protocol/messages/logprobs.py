@@ -84,11 +84,13 @@ class SpeculativeMetrics(Struct, array_like=True, frozen=True):
         spec_verify_ct: how often drafts were verified.
         spec_num_correct_drafts: how many draft tokens were right.
         spec_correct_drafts_histogram: how often a verification found 0, 1, 2, ... of them right.
+        spec_num_drafts: how many draft tokens were verified.
     """
 
     spec_verify_ct: int = 0
     spec_num_correct_drafts: int = 0
     spec_correct_drafts_histogram: tuple[int, ...] = ()
+    spec_num_drafts: int = 0
 
 
 class SpeculativeDecodingMetricsMixin(BaseBatchReq, kw_only=True, frozen=True):

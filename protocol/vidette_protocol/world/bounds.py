@@ -22,6 +22,7 @@ class Bounds(NamedTuple):
         abort_all: whether all requests of a front may be aborted at once.
         split_senders: whether aborts travel by a link of their own, so that one may overtake its request.
         chunks: how often a request lands before its first token (its prefill is chunked).
+        several: most tokens that a request lands with at once.
         deadlines: whether deadlines may pass at the scheduler.
         retractions: how often a request may be retracted, in all.
         losses: how often a replica dies, in all, and another takes its place.
@@ -40,6 +41,7 @@ class Bounds(NamedTuple):
     abort_all: bool = False
     split_senders: bool = False
     chunks: int = 0
+    several: int = 1
     deadlines: bool = False
     retractions: int = 0
     losses: int = 0
@@ -48,17 +50,23 @@ class Bounds(NamedTuple):
 
 
 class Action(NamedTuple):
-    """Something that can happen: a name, what it happens to, and where."""
+    """Something that can happen: a name, what it happens to, and where.
+
+    `counts` are numbers of its kind: of a landing, with how many tokens each of the batch lands; none if that
+    is one each, or none for a chunk of a prefill.
+    """
 
     name: str
     vids: tuple[Vid, ...] = ()
     rids: tuple[Rid, ...] = ()
     front: int = 0
     replica: int = 0
+    counts: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         """Return it in a few words."""
-        return " ".join([self.name, *self.rids, *(f"#{label(vid)}" for vid in self.vids)])
+        vids = (f"#{label(vid)}" for vid in self.vids)
+        return " ".join([self.name, *self.rids, *vids, *map(str, self.counts)])
 
 
 class Ask(NamedTuple):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Final
 
 from vidette_protocol.ids import Rid, Vid, front_of
 from vidette_protocol.lifecycle import FrontState, SchedulerMachine, SchedulerState
-from vidette_protocol.world.bounds import Action, Stream
+from vidette_protocol.world.bounds import Action, Bounds, Stream
 
 if TYPE_CHECKING:
+    from vidette_protocol.world.replica import Replica
     from vidette_protocol.world.whole import World
 
 
@@ -39,7 +40,9 @@ def singles(world: World) -> Iterator[Action]:
 def batches(world: World) -> Iterator[Action]:
     """Yield every launch and every landing."""
     for number, replica in enumerate(world.replicas):
-        if replica.batch:
+        if replica.batch and world.bounds.several > 1:
+            yield from _landings(replica, number, world.bounds)
+        elif replica.batch:
             must, may = replica.may_end(world.bounds.tokens)
             for ends in _subsets(may):
                 yield Action("land", (*must, *ends), replica=number)
@@ -49,10 +52,16 @@ def batches(world: World) -> Iterator[Action]:
                     yield Action("launch", batch, replica=number)
 
 
+def _landings(replica: Replica, number: int, bounds: Bounds) -> Iterator[Action]:
+    for way in product(*replica.may_land(bounds.tokens, bounds.several)):
+        ends = tuple(vid for vid, (_, end) in zip(replica.batch, way, strict=True) if end)
+        yield Action("land", ends, replica=number, counts=tuple(made for made, _ in way))
+
+
 def draining(world: World) -> Iterator[Action]:
     """Yield what happens without new work, and without anybody's choice."""
     for action in singles(world):
-        if action.name in _BY_ITSELF:
+        if action.name in BY_ITSELF:
             yield action
     for number, replica in enumerate(world.replicas):
         if replica.batch:
@@ -147,7 +156,7 @@ def _subsets(vids: Sequence[Vid]) -> Iterator[tuple[Vid, ...]]:
         yield from combinations(vids, size)
 
 
-_BY_ITSELF: Final = frozenset(
+BY_ITSELF: Final = frozenset(
     {
         "send",
         "request arrives",
@@ -158,7 +167,8 @@ _BY_ITSELF: Final = frozenset(
         "loss is noticed",
     }
 )
-NAMES: Final = _BY_ITSELF | {
+"""What happens without anybody's choice, besides launches and landings."""
+NAMES: Final = BY_ITSELF | {
     "submit",
     "replace",
     "submit group",

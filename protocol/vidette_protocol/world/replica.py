@@ -134,11 +134,35 @@ class Replica:
         self.batch = batch
         self.holding |= set(batch)
 
-    def land(self, ends: tuple[Vid, ...]) -> None:
-        """Let the batch come back; some of it comes to its own end."""
+    def may_land(self, tokens: int, several: int) -> list[list[tuple[int, bool]]]:
+        """Return for each vid on the device how it may land: with how many tokens, and whether that ends it.
+
+        Args:
+            tokens: most of a request.
+            several: most that it lands with at once.
+        """
+        found: list[list[tuple[int, bool]]] = []
+        for vid in self.batch:
+            if self.scheduler.state(vid) is not SchedulerState.LAUNCHED:
+                found.append([(0, False)])
+            elif self._prefilling(vid):
+                found.append([(0, False), (0, True)])
+            else:
+                left = tokens - self.scheduler.offset(vid)
+                goes_on = [(made, False) for made in range(1, min(several, left - 1) + 1)]
+                found.append([*goes_on, *((made, True) for made in range(1, min(several, left) + 1))])
+        return found
+
+    def land(self, ends: tuple[Vid, ...], counts: tuple[int, ...] = ()) -> None:
+        """Let the batch come back; some of it comes to its own end.
+
+        Args:
+            ends: what does.
+            counts: with how many tokens each comes; none: with one, unless it is a chunk of a prefill.
+        """
         batch, self.batch = self.batch, ()
-        for vid in batch:
-            made = 1
+        for place, vid in enumerate(batch):
+            made = counts[place] if counts else 1
             if self._prefilling(vid):
                 made = 0
                 self.prefilled[vid] = self.prefilled.get(vid, 0) + 1

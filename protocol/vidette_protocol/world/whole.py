@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple, Self, TypeVar
+from typing import ClassVar, NamedTuple, Self, TypeVar
 
 from vidette_protocol.errors import DuplicateRid
 from vidette_protocol.ids import Rid, Vid, front_of, label
@@ -62,6 +62,9 @@ class World:
         "texts",
         "touched",
     )
+
+    names: ClassVar = NAMES
+    """What can happen at all."""
 
     def __init__(self, parts: Parts = Parts(), bounds: Bounds = Bounds()) -> None:  # noqa: B008  immutable
         self.parts = parts
@@ -190,7 +193,7 @@ class World:
         Raises:
             ValueError: there is no such action.
         """
-        if action.name not in NAMES:
+        if action.name not in self.names:
             raise ValueError(f"no such action: {action.name!r}")
         after = self.copy()
         try:
@@ -227,7 +230,7 @@ class World:
             case "launch":
                 self._replica(action.replica).launch(action.vids)
             case "land":
-                self._replica(action.replica).land(action.vids)
+                self._replica(action.replica).land(action.vids, action.counts)
             case "reject":
                 self._replica(action.replica).reject(*action.vids)
             case "expire":

@@ -163,7 +163,7 @@ def test_speculation_is_counted_at_the_end() -> None:
     observer = Observer(Clock()).start()
     timing = observer.begin(True)
     assert timing is not None
-    timing.finish("abort", 3, Served(), SpeculativeMetrics(7, 5, (2, 5)))
-    timing.finish("error", 3, Served(), SpeculativeMetrics(7, 5, (2, 5)))
-    assert (observer.drafts, observer.right_drafts) == (7, 5)
+    timing.finish("abort", 3, Served(), SpeculativeMetrics(7, 5, (2, 5), 9))
+    timing.finish("error", 3, Served(), SpeculativeMetrics(7, 5, (2, 5), 9))
+    assert (observer.drafts, observer.draft_tokens, observer.right_drafts) == (7, 9, 5)
     assert observer.ended == {"stop": 0, "length": 0, "abort": 1, "error": 0}

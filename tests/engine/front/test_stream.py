@@ -172,6 +172,21 @@ async def test_what_came_before_a_failure_is_read_before_it(stream: Stream) -> N
         stream.completion()
 
 
+async def test_a_cancelled_reader_takes_nothing_even_if_news_comes_at_once(stream: Stream) -> None:
+    async def deliver() -> None:
+        stream.deliver(row("late", 1))
+
+    async with anyio.create_task_group() as tasks:
+        with anyio.CancelScope() as scope:
+            tasks.start_soon(
+                deliver
+            )  # it runs as soon as the reader waits, before a cancellation is delivered
+            scope.cancel()
+            await anext(stream)
+        assert scope.cancelled_caught
+    assert await anext(stream) == Delta("late", (1,), None)
+
+
 async def test_a_second_reader_is_refused_while_one_waits(stream: Stream) -> None:
     async def wait() -> None:
         assert (await anext(stream)).text == "for the first"

@@ -221,7 +221,7 @@ def test_rows_that_are_no_numbers_touch_no_other(kernels: Native, bad: float, pa
 @pytest.mark.parametrize("group", [1, 3, 4, 7])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_a_token_does_not_see_has_no_part_in_it(kernels: Native, bad: float, group: int) -> None:
-    """Values that are no numbers, of later tokens and of such as left the window: the same bits, and finite."""
+    """Values that are no numbers, of later tokens or of such as left the window: the same bits."""
     heads = Heads(group, 1, 16, window=20)
     requests, stale = some_requests(np.random.default_rng(0), [70], heads)
     [good] = step(kernels, requests, [Chunk(0, 0, 70)], stale.copy(), heads)

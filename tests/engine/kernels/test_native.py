@@ -44,7 +44,7 @@ VOCAB = 203  # neither whole tiles nor whole blocks
 BLOCKS = 64
 INFO = ModelInfo("small", "llama", VOCAB, 512, frozenset(), 0)
 
-FREQUENCIES = 1.0 / 10000.0 ** (np.arange(0, 16, 2, dtype=np.float32) / 16)
+FREQUENCIES = (1.0 / 10000.0 ** (np.arange(0, 16, 2) / 16)).astype(np.float32)
 PLAIN = DecoderConfig(
     architecture="llama",
     num_layers=2,

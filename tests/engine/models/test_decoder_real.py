@@ -36,7 +36,7 @@ PROMPT = (
 
 @pytest.fixture(scope="module")
 def model(real_source: ModelSource) -> Model:
-    loaded = load_model(real_source)
+    loaded = load_model(real_source, dtype="float32")
     loaded.allocate(NUM_BLOCKS)
     return loaded
 

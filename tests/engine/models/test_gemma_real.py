@@ -34,7 +34,7 @@ def source() -> ModelSource:
 
 @pytest.fixture(scope="module")
 def model(source: ModelSource) -> Model:
-    loaded = load_model(source)
+    loaded = load_model(source, dtype="float32")
     loaded.allocate(NUM_BLOCKS)
     return loaded
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from vidette.models import BLOCK_SIZE, ModelInfo, StepPlan, TokenTable
 from vidette.models.toy import ToyModel
 from vidette.models.toy_tokenizer import toy_token_table
-from vidette.scheduler.loop import Command, Effects, StepLoop
+from vidette.scheduler.effects import Command, Effects
+from vidette.scheduler.loop import StepLoop
 from vidette.scheduler.options import LoopOptions
 from vidette_protocol.messages import (
     BatchTokenIDOutput,

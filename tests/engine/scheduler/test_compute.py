@@ -29,8 +29,9 @@ from tests.engine.scheduler.conftest import (
 
 from vidette.models import StepPlan
 from vidette.scheduler.compute import ComputeThread, ThreadNews
+from vidette.scheduler.effects import Command
 from vidette.scheduler.endings import DEADLINE_GRACE, EXPIRED
-from vidette.scheduler.loop import Command, StepLoop
+from vidette.scheduler.loop import StepLoop
 from vidette.scheduler.options import LoopOptions
 from vidette.transport.framing import FrameReader, LinkClosed
 from vidette.transport.mailbox import Bell

@@ -74,4 +74,5 @@ def test_metrics_count_what_was_right() -> None:
     metrics = drafts.metrics()
     assert metrics.spec_verify_ct == 4
     assert metrics.spec_num_correct_drafts == 7
+    assert metrics.spec_num_drafts == 12
     assert metrics.spec_correct_drafts_histogram == (1, 0, 2, 1)

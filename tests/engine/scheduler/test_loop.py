@@ -20,7 +20,7 @@ from tests.engine.scheduler.conftest import (
 )
 
 from vidette.models import BLOCK_SIZE, StepPlan
-from vidette.scheduler.loop import Command
+from vidette.scheduler.effects import Command
 from vidette_protocol.errors import RemoteProtocolError
 from vidette_protocol.ids import Vid, make_vid
 from vidette_protocol.messages import (

@@ -9,7 +9,7 @@ import pytest
 from tests.engine.scheduler.conftest import Driver, foretell, request
 
 from vidette.models import BLOCK_SIZE
-from vidette.scheduler.loop import Effects
+from vidette.scheduler.effects import Effects
 from vidette.scheduler.radix import Namespace, Node, block_hashes
 from vidette_protocol.messages import AbortReq, FlushCacheReqInput, SamplingParams
 from vidette_protocol.messages.kv import AllBlocksCleared, BlockRemoved, BlockStored

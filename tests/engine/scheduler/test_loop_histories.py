@@ -23,7 +23,7 @@ from tests.engine.scheduler.conftest import (
     toy_loop,
 )
 
-from vidette.scheduler.loop import Command
+from vidette.scheduler.effects import Command
 from vidette_protocol.messages import (
     AbortReq,
     BatchTokenIDOutput,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tests.engine.scheduler.conftest import VOCAB, Driver, FakeModel, request
 
 from vidette.scheduler import logprobs
-from vidette.scheduler.loop import Command
+from vidette.scheduler.effects import Command
 from vidette_protocol.messages import BatchTokenIDOutput, TokenizedGenerateReqInput, TokenLogprobs
 from vidette_protocol.messages.columns import pack_i32, view_f32, view_i32
 

@@ -18,7 +18,7 @@ from tests.engine.scheduler.conftest import (
 )
 
 from vidette.models.interface import BLOCK_SIZE
-from vidette.scheduler.loop import Command
+from vidette.scheduler.effects import Command
 from vidette.scheduler.queue import MAX_PRIORITY
 from vidette_protocol.ids import Vid
 from vidette_protocol.messages import AbortReq, FinishReason, Served, ShutdownReq

@@ -6,7 +6,7 @@ import anyio
 from tests.engine.scheduler.conftest import ENDLESS, request
 from tests.engine.scheduler.test_process import Kind, kind, running
 
-from vidette.scheduler.loop import Command
+from vidette.scheduler.effects import Command
 from vidette.scheduler.process import Lives
 from vidette_protocol.ids import Vid
 from vidette_protocol.messages import (

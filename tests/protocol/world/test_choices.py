@@ -211,3 +211,16 @@ def test_whatever_can_happen_does_happen_somewhere(name: str) -> None:
 def test_an_action_reads_as_a_few_words() -> None:
     assert str(Action("submit", rids=(R,))) == "submit r1"
     assert str(Action("launch", (A, make_vid(1, 2)))) == "launch #0 #1:2"
+
+
+def test_a_batch_may_land_with_several_tokens() -> None:
+    world = walk(World(bounds=Bounds(tokens=3, several=2)), *ASK, "launch")
+    assert of(world, "land") == [
+        Action("land", counts=(1,)),
+        Action("land", counts=(2,)),
+        Action("land", (A,), counts=(1,)),
+        Action("land", (A,), counts=(2,)),
+    ]
+    assert str(of(world, "land")[-1]) == "land #0 2"
+    world = walk(world, Action("land", counts=(2,)), "row arrives", "text arrives")
+    assert world.streams[A].heard == 2

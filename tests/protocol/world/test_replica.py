@@ -39,6 +39,23 @@ def test_what_is_on_the_device_ends_when_it_lands_or_may() -> None:
     assert one.may_end(1) == ([], [])
 
 
+def test_several_tokens_may_land_at_once() -> None:
+    one = replica(live=(A, B), chunks=1)
+    one.launch((A, B))
+    assert one.may_land(4, 2) == [[(0, False), (0, True)]] * 2
+    one.land(())
+    one.launch((A, B))
+    one.ask(B, abort=True, resumed=0)
+    assert one.may_land(4, 2) == [[(1, False), (2, False), (1, True), (2, True)], [(0, False)]]
+    one.land((), (2, 0))
+    assert list(one.rows) == [Row(A, 0, 2, None), Row(B, 0, 0, End.ABORT)]
+    one.launch((A,))
+    assert one.may_land(3, 2) == [[(1, True)]]
+    assert one.may_land(4, 2) == [[(1, False), (1, True), (2, True)]]
+    one.land((A,), (2,))
+    assert list(one.rows[2:]) == [Row(A, 2, 2, End.FINISH)]
+
+
 def test_a_chunk_of_a_prefill_makes_no_token() -> None:
     one = replica(chunks=2)
     for _ in range(2):

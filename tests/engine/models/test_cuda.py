@@ -1,0 +1,93 @@
+"""The decoder on a CUDA device: what eager steps, graphs and the CPU compute is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.engine.models.test_decoder import NUM_BLOCKS, VOCABULARY, DenseDecoder, random_decoder
+from tests.engine.models.test_device_decoder import FAMILIES
+
+from vidette.models import ModelSource, StepPlan, load_model
+from vidette.models.accelerator import capture_on
+from vidette.models.decoder_config import decoder_info
+from vidette.models.device_decoder import DeviceDecoder
+from vidette.scheduler.sampler import sample
+from vidette.scheduler.sampling import SamplingRow
+from vidette_protocol.messages import SamplingParams
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+
+
+@pytest.mark.parametrize("captured", [True, False], ids=["graphs", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("switches", FAMILIES, ids=str)
+def test_decodes_of_changing_company_give_the_dense_logits(
+    switches: dict[str, Any], dtype: torch.dtype, captured: bool, make_plan: Callable[..., StepPlan]
+) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    config, weights = random_decoder(5, **switches)
+    dense = DenseDecoder(config, weights)
+    model = DeviceDecoder(
+        *(config, weights, decoder_info(config, "odd", frozenset(), None)),
+        device=device,
+        dtype=dtype,
+        capture=capture_on(device) if captured else None,
+    )
+    model.allocate(NUM_BLOCKS)
+    model._pool.fill_(float("nan"))
+    rng = np.random.default_rng(8)
+    lengths = [1, 3, 15, 16, 17, 40]
+    texts = [rng.integers(0, VOCABULARY, length + 12).tolist() for length in lengths]
+    blocks = [[4 * row + place for place in (2, 0, 3, 1)] for row in range(len(texts))]
+    expected = [dense.logits(text) for text in texts]
+    model.forward(make_plan([(t[:n], 0, own) for t, n, own in zip(texts, lengths, blocks, strict=True)]))
+    for turn in range(24):
+        company = rng.permutation(6)[: rng.integers(1, 7)].tolist()
+        company = [row for row in company if lengths[row] < len(texts[row])]
+        if not company:
+            continue
+        count = 1 if turn % 4 else 2
+        plan, wanted = [], []
+        for row in company:
+            start, end = lengths[row], min(lengths[row] + count, len(texts[row]))
+            plan.append((texts[row][start:end], start, blocks[row]))
+            wanted.append(expected[row][end - 1])
+            lengths[row] = end
+        error = np.abs(model.forward(make_plan(plan)).cpu().numpy() - np.array(wanted))
+        assert error.mean() < (1e-4 if dtype is torch.float32 else 0.03 * expected[5].std())
+
+
+def test_a_step_is_launched_and_not_waited_for(tiny_llama_path: Path, make_plan: Any) -> None:
+    """Whatever waits for the device raises, but for the tokens themselves."""
+    model = load_model(ModelSource("tiny", tiny_llama_path), device="cuda", max_running=8)
+    model.allocate(NUM_BLOCKS)
+    plans = [make_plan([(range(20), 0, [0, 1])]), make_plan([([5], 20, [0, 1]), ([6], 0, [2])])]
+    rows = [
+        SamplingRow(SamplingParams(temperature=heat, sampling_seed=3), (), eos_ids={1}, vocab_size=260)
+        for heat in (0.0, 1.0)
+    ]
+    for plan in plans:
+        sample(model.forward(plan), rows[: len(plan.context_lens)], [0] * len(plan.context_lens))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for plan in plans:
+            logits = model.forward(plan)
+            with pytest.raises(RuntimeError, match="synchronizing"):  # by `tolist`, the last thing it does
+                sample(logits, rows[: len(plan.context_lens)], [0] * len(plan.context_lens))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_blocks_go_to_host_memory_and_come_back(tiny_llama_path: Path, make_plan: Any) -> None:
+    model = load_model(ModelSource("tiny", tiny_llama_path), device="cuda", cuda_graphs="start")
+    model.allocate(NUM_BLOCKS)
+    model.forward(make_plan([(range(40), 0, [7, 2, 9])]))
+    expected = model.forward(make_plan([([5], 40, [7, 2, 9])])).clone()
+    copies = model.export_blocks([7, 2, 9])
+    model.import_blocks([4, 8, 1], copies)
+    assert torch.equal(model.forward(make_plan([([5], 40, [4, 8, 1])])), expected)
