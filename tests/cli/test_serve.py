@@ -64,7 +64,8 @@ def test_running_requests_may_end_and_the_second_signal_does_not_wait(
     pids = [pid_of(command, role) for role in ("scheduler", "detokenizer")]
     with client, httpx.Client(base_url=client.base_url, trust_env=False, timeout=SECONDS) as other:
         with client.stream("POST", CHAT, json=LONG) as response:
-            assert next(response.iter_lines()).startswith("data: ")
+            lines = response.iter_lines()  # which would close the response if nobody had it
+            assert next(lines).startswith("data: ")
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
             command.signal(signal.SIGINT)
@@ -100,7 +101,8 @@ def test_a_stop_is_bounded_whatever_hangs(vidette_command: Commands, backend: st
     command.find_children(2)
     scheduler = pid_of(command, "scheduler")
     with client, client.stream("POST", CHAT, json=LONG) as response:
-        assert next(response.iter_lines()).startswith("data: ")
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
         os.kill(scheduler, signal.SIGSTOP)
         command.signal(signal.SIGTERM)
         assert command.end() == (0, "", "")
