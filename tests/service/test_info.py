@@ -39,8 +39,8 @@ def full_of(secret: str) -> EngineConfig:
     return EngineConfig(**texts)
 
 
-def test_the_fields_that_can_hold_any_text_are_paths() -> None:
-    assert set(TEXTS) == {"model", "draft_corpus", "capture", "profile_dir"}
+def test_the_fields_that_can_hold_any_text_are_paths_and_a_device() -> None:
+    assert set(TEXTS) == {"model", "draft_corpus", "capture", "device", "profile_dir"}
     assert not set(TEXTS) & set(EngineSettings.__struct_fields__)
 
 
