@@ -1,7 +1,7 @@
 """`python -m vidette.bench._bare`: the least that a server of streams can do.
 
-Starlette's `StreamingResponse` on uvicorn with httptools and uvloop, as our service has them. An answer is
-so many pieces, made beforehand; all answers have one at each tick of one clock, as all streams have of a model
+Starlette's `StreamingResponse` on uvicorn with httptools and uvloop, as our service has them. An answer is so
+many pieces, made beforehand; all answers have one at each tick of one clock, as all streams have of a model
 at each step.
 """
 

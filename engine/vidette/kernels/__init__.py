@@ -6,6 +6,7 @@
 - `library`    loads them, or says why there are none
 - `build`      compiles them, once for each machine
 - `cache`      where they are kept, and whose files may be loaded
+- `processors` how many there are for this process
 - `target`     for which machines, and which one this is
 - `reference`  what the kernels compute, in NumPy: their specification
 

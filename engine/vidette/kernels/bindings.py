@@ -37,6 +37,10 @@ PHASES: Final = (
     "head",
 )
 """What a step's time is divided into."""
+UNKNOWN_TOKEN: Final = 2
+"""What `step` returns for a token that is none of the model's."""
+MAX_THREADS: Final = 64
+"""Most threads of a step."""
 
 
 class ShapeStruct(ctypes.Structure):

@@ -52,7 +52,7 @@ STRICT_FLAGS: Final[Mapping[Target, tuple[str, ...]]] = MappingProxyType(
         "portable": ("-Wall", "-Wextra", "-Werror"),
     }
 )
-COMPILE_SECONDS: Final = 120.0
+COMPILE_SECONDS: Final = 60.0
 """A compiler that takes longer is killed."""
 
 _VERSION_SECONDS: Final = 20.0

@@ -27,7 +27,7 @@ TEMPORARY: Final = ".build-"
 """What names of folders begin with in which a library is being made."""
 KEPT: Final = 4
 """Libraries of one target that are kept, the latest used: of machines or environments that share a folder."""
-LOCK_SECONDS: Final = 150.0
+LOCK_SECONDS: Final = 75.0
 """How long another process may build while we wait."""
 
 _CHECKSUM: Final = ".sha256"
@@ -44,13 +44,19 @@ def kernels_directory(environ: Mapping[str, str] | None = None) -> Path:
         environ: the environment to look in (default: the process's). `$VIDETTE_HOME/kernels` comes first,
             then `$XDG_CACHE_HOME/vidette/kernels`, then `~/.cache/vidette/kernels`. An empty variable counts
             as absent.
+
+    Raises:
+        KernelError: there is no home directory.
     """
     env = os.environ if environ is None else environ
     if home := env.get("VIDETTE_HOME"):
         return Path(home) / "kernels"
     if cache := env.get("XDG_CACHE_HOME"):
         return Path(cache) / "vidette" / "kernels"
-    return Path.home() / ".cache" / "vidette" / "kernels"
+    try:
+        return Path.home() / ".cache" / "vidette" / "kernels"
+    except RuntimeError as exc:  # a user without a home
+        raise KernelError(f"there is no place for native kernels, set VIDETTE_HOME: {exc}") from exc
 
 
 def make_directory(directory: Path) -> None:

@@ -13,7 +13,17 @@ import torch
 from numpy.typing import NDArray
 
 from vidette.errors import KernelError
-from vidette.kernels.bindings import MATRICES, PHASES, VECTORS, ShapeStruct, StepStruct, bind
+from vidette.kernels.bindings import (
+    MATRICES,
+    MAX_THREADS,
+    PHASES,
+    UNKNOWN_TOKEN,
+    VECTORS,
+    ShapeStruct,
+    StepStruct,
+    bind,
+)
+from vidette.kernels.processors import usable_processors
 from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan
 from vidette.models.weights import DecoderWeights, Matrix
 
@@ -49,7 +59,7 @@ class NativeDecoder:
         config: what is computed; `why_not` has no objection.
         weights: read once, and not needed after that.
         info: what the engine is told.
-        threads: how many compute; None: as many as there are processors for this process.
+        threads: how many compute, at most MAX_THREADS; None: `usable_processors()`.
         force_int8: whether every matrix is rounded to 8 bits; else what has 4 bits in its file keeps them.
         progress: called with (matrices packed, matrices in all).
 
@@ -72,7 +82,7 @@ class NativeDecoder:
             raise KernelError(f"{config.architecture} has {reason}")
         values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
         self.info = info._replace(kv_bytes_per_token=values_per_token * _BYTES_PER_VALUE)
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = min(threads or usable_processors(), MAX_THREADS)
         self._config = config
         self._functions = bind(kernels.library)
         self._pool: NDArray[np.float16] | None = None
@@ -86,7 +96,7 @@ class NativeDecoder:
         if not handle:
             raise KernelError("there is not enough memory for the model")
         self._handle = ctypes.c_void_p(handle)
-        self._close = weakref.finalize(self, self._functions["close"], self._handle)
+        self._close = weakref.finalize(self, _close, self._functions["close"], self._handle, os.getpid())
         self._pack(weights, force_int8=force_int8, progress=progress or (lambda _done, _total: None))
 
     def close(self) -> None:
@@ -94,16 +104,21 @@ class NativeDecoder:
         self._close()
 
     @property
+    def _open_handle(self) -> ctypes.c_void_p:
+        assert self._close.alive, "the decoder was closed"
+        return self._handle
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of weights that the step of one token reads."""
-        return int(self._functions["weight_bytes"](self._handle))
+        return int(self._functions["weight_bytes"](self._open_handle))
 
     def allocate(self, num_blocks: int) -> None:
         """Create the KV pool: per layer and block the keys, then the values, of each key-value head."""
         config = self._config
         width = 2 * config.num_kv_heads * BLOCK_SIZE * config.head_dim
         self._pool = np.zeros((config.num_layers, num_blocks, width), dtype=np.float16)
-        self._functions["set_pool"](self._handle, self._pool.ctypes.data, num_blocks)
+        self._functions["set_pool"](self._open_handle, self._pool.ctypes.data, num_blocks)
 
     def export_blocks(self, blocks: Sequence[int]) -> NDArray[np.float16]:
         """Return copies of what these blocks hold: float16 [blocks, layers, values of a block]."""
@@ -119,26 +134,27 @@ class NativeDecoder:
         """Compute one step, as `Model.forward` says; the next step overwrites what it returned."""
         assert self._pool is not None, "allocate() comes first"
         count = len(plan.logit_tokens)
-        if count > len(
-            self._logits
-        ):  # memory that was written before: fresh pages cost more than all else here
+        if count > len(self._logits):  # kept, since fresh pages cost more than all else here
             self._logits = torch.empty((count, self._config.vocab_size), dtype=torch.float32)
         logits = self._logits[:count]
         step = StepStruct.of(plan)
-        if self._functions["step"](self._handle, ctypes.byref(step), logits.data_ptr()):
+        outcome = self._functions["step"](self._open_handle, ctypes.byref(step), logits.data_ptr())
+        if outcome == UNKNOWN_TOKEN:
+            raise ValueError(f"a token is none of the model's, 0 to {self._config.vocab_size - 1}")
+        if outcome:
             raise KernelError("there is not enough memory for a step")
         return logits
 
     def start_profile(self) -> None:
         """Begin to measure where the time of steps goes."""
-        self._functions["profile"](self._handle, 1)
+        self._functions["profile"](self._open_handle, 1)
 
     def profile(self) -> Mapping[str, float]:
         """Return the seconds of each phase since `start_profile`, and stop measuring."""
         spent = (ctypes.c_double * len(PHASES))()
-        count = self._functions["profiled"](self._handle, spent)
+        count = self._functions["profiled"](self._open_handle, spent)
         assert count == len(PHASES), "both sides name the same phases"
-        self._functions["profile"](self._handle, 0)
+        self._functions["profile"](self._open_handle, 0)
         return dict(zip(PHASES, spent, strict=True))
 
     def _pack(
@@ -167,9 +183,15 @@ class NativeDecoder:
                     _check(
                         functions["set_layer_vector"](handle, index, role, values.ctypes.data, values.size)
                     )
-        _check(functions["set_norm"](handle, np.ascontiguousarray(weights.norm, np.float32).ctypes.data))
+        norm = np.ascontiguousarray(weights.norm, dtype=np.float32)
+        _check(functions["set_norm"](handle, norm.ctypes.data))
         if weights.head is not None:
             place(functions["set_head"], weights.head)
+
+
+def _close(close: Callable[[ctypes.c_void_p], None], handle: ctypes.c_void_p, pid: int) -> None:
+    if os.getpid() == pid:  # a fork has none of the threads that it would wait for
+        close(handle)
 
 
 def _check(status: int) -> None:

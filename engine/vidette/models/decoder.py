@@ -60,7 +60,8 @@ class Decoder:
         *,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.info = info
+        values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        self.info = info._replace(kv_bytes_per_token=values_per_token * torch.float32.itemsize)
         self._config = config
         loader = WeightLoader(config, weights, progress)
         self._embedding_VE = loader.matrix(weights.embedding)

@@ -32,9 +32,6 @@ def build_loop(config: EngineConfig) -> StepLoop:
         UsageError: the model is not known, the device is not there, or the corpus of drafts cannot be read.
     """
     source = resolve(config.model)
-    corpora = Corpora()
-    if config.draft_corpus is not None and config.draft_tokens:
-        _read_corpus(corpora, config.draft_corpus, source)
     model = load_model(
         source,
         dtype=config.dtype,
@@ -45,6 +42,9 @@ def build_loop(config: EngineConfig) -> StepLoop:
         progress=LoadingLog(source.name, time.monotonic),
     )
     share_processors(model, config)
+    corpora = Corpora(model.info.vocab_size)
+    if config.draft_corpus is not None and config.draft_tokens:
+        _read_corpus(corpora, config.draft_corpus, source)
     return StepLoop(model, loop_options(config), table=load_token_table(source), corpora=corpora)
 
 

@@ -55,18 +55,28 @@ class Corpus:
 
 
 class Corpora:
-    """Corpora by name."""
+    """Corpora by name.
 
-    def __init__(self) -> None:
+    Args:
+        vocab_size: of the model: tokenizers may know tokens that it does not.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
         self._corpora: dict[str, Corpus] = {}
 
     def add(self, name: str, chunks: Iterable[NDArray[np.int32]]) -> int:
         """Add a corpus, in the place of an older one of that name; return how many tokens it has.
 
         Raises:
-            ValueError: it is empty, or there would be too many, or of too many tokens; the sentence says it.
+            ValueError: it is empty, has tokens that the model does not know, or there would be too many, or
+                of too many tokens; the sentence says it.
         """
         chunks = list(chunks)
+        for chunk in chunks:
+            for extreme in (chunk.min(initial=0), chunk.max(initial=0)):
+                if not 0 <= extreme < self._vocab_size:
+                    raise ValueError(f"token {extreme} is none of the model's, 0 to {self._vocab_size - 1}")
         others = sum(corpus.size for other, corpus in self._corpora.items() if other != name)
         total = others + sum(map(len, chunks))
         if total > MAX_CORPUS_TOKENS:

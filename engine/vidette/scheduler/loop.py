@@ -70,7 +70,7 @@ class StepLoop:
         self._model = model
         self._options = options
         self._table = table
-        self._corpora = Corpora() if corpora is None else corpora
+        self._corpora = Corpora(model.info.vocab_size) if corpora is None else corpora
         self._machine = SchedulerMachine()
         self._cache = KVCache(
             options.num_blocks, make_cache(model, options.host_blocks, record_events=options.kv_events)

@@ -289,7 +289,12 @@ class LogprobsInLists:
         bos = self._engine.info.bos_token_id
         for place, one in enumerate(prompt):
             # What the tokenizer puts in front of a text is not in it.
-            hidden = place == 0 and one.token_id == bos and not text.startswith(self._named(bos))
+            hidden = (
+                place == 0
+                and bos is not None
+                and one.token_id == bos
+                and not text.startswith(self._named(bos))
+            )
             self._add(lists, one, "" if hidden else shown.push([one.token_id], last=False))
         self._offset = len(text)
 

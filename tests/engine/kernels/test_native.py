@@ -359,16 +359,19 @@ def test_progress_counts_matrices(kernels: Native) -> None:
     assert seen == [(done, 16) for done in range(1, 17)]
 
 
-def test_threads_end_with_the_decoder(make: Make) -> None:
-    before = len(list(Path("/proc/self/task").iterdir()))
+def test_threads_end_with_the_decoder(make: Make, until: Callable[[Callable[[], bool]], None]) -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    before = count()
     decoder = make(PLAIN, make_weights(PLAIN), threads=4)
-    assert len(list(Path("/proc/self/task").iterdir())) == before + 3
+    assert count() == before + 3
     decoder.close()
-    assert len(list(Path("/proc/self/task").iterdir())) == before
+    until(lambda: count() == before)  # the system lists them for a moment after they were joined
     decoder = make(PLAIN, make_weights(PLAIN), threads=4)
     del decoder
     gc.collect()
-    assert len(list(Path("/proc/self/task").iterdir())) == before
+    until(lambda: count() == before)
 
 
 def test_threads_of_an_idle_decoder_take_no_time(make: Make) -> None:
@@ -404,6 +407,31 @@ def test_a_plan_of_another_type_is_refused(make: Make) -> None:
     plan = make_plan([Part([1], 0, [0])])
     with pytest.raises(ValueError, match="int32 and contiguous, not int64"):
         decoder.forward(plan._replace(positions=plan.positions.astype(np.int64)))
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB, 2**31 - 1])
+def test_a_token_that_is_none_of_the_models_is_refused(token: int, make: Make) -> None:
+    decoder = make(PLAIN, make_weights(PLAIN))
+    with pytest.raises(ValueError, match="a token is none of the model's, 0 to 202"):
+        decoder.forward(make_plan([Part([1, token], 0, [0])]))
+
+
+def test_a_matrix_that_is_not_made_of_whole_blocks_is_refused(make: Make) -> None:
+    weights = make_weights(PLAIN)
+    broken = Matrix((VOCAB, PLAIN.hidden_size), TensorType.Q4_0, np.zeros(VOCAB * 27, dtype=np.uint8))
+    with pytest.raises(KernelError, match="cannot be packed"):
+        make(PLAIN, weights._replace(embedding=broken))
+
+
+def test_nothing_is_called_after_the_end(make: Make) -> None:
+    decoder = make(PLAIN, make_weights(PLAIN))
+    decoder.close()
+    decoder.close()
+    for call in (lambda: decoder.weight_bytes, decoder.start_profile, decoder.profile):
+        with pytest.raises(AssertionError, match="closed"):
+            call()
+    with pytest.raises(AssertionError, match="closed"):
+        decoder.forward(make_plan([Part([1], 0, [0])]))
 
 
 def test_the_c_structs_have_the_sizes_that_ctypes_gives_them() -> None:

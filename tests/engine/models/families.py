@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vidette.models import BLOCK_SIZE, StepPlan
+from vidette.models import BLOCK_SIZE, Model, StepPlan
 from vidette.models.decoder import Decoder
 from vidette.models.gguf import GGUFFile
 
@@ -71,8 +71,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
 }
 
 
-def make_model(name: str) -> Any:
-    """Return a random model of transformers, in evaluation mode."""
+def make_model(name: str, **other_sizes: Any) -> Any:
+    """Return a random model of transformers, in evaluation mode.
+
+    Args:
+        name: of the family.
+        other_sizes: values of its config that replace those of here.
+    """
     import transformers
 
     classes: dict[str, Any] = {
@@ -96,7 +101,7 @@ def make_model(name: str) -> Any:
     }
     model_class = classes[family.model_type]
     torch.manual_seed(20)
-    model = model_class(model_class.config_class(**(sizes | dict(family.options))))
+    model = model_class(model_class.config_class(**(sizes | dict(family.options) | other_sizes)))
     for parameter_name, parameter in model.named_parameters():
         # Norms and biases begin as ones and zeros: nobody would notice which is which.
         if "norm" in parameter_name or parameter_name.endswith("bias"):
@@ -108,13 +113,26 @@ def largest_difference(decoder: Decoder, reference: Any, make_plan: Callable[...
     """Return the largest difference of two logits, over two sequences in chunks and single tokens.
 
     Args:
-        decoder: computes through its pool, both sequences together, in blocks far from each other.
+        decoder: computes as `paged_logits` says.
         reference: the model of transformers; sees each sequence at once.
         make_plan: the fixture.
     """
-    rng = np.random.default_rng(5)
-    sequences = [rng.integers(0, VOCAB_SIZE, LENGTH).tolist() for _ in range(2)]
-    blocks = rng.permutation(2 * -(-LENGTH // BLOCK_SIZE)).reshape(2, -1).tolist()
+    found = paged_logits(decoder, make_plan)
+    with torch.inference_mode():
+        expected = reference(torch.tensor(_sequences()), use_cache=False).logits
+    assert expected.abs().max() > 2
+    return float((found - expected).abs().max())
+
+
+def paged_logits(decoder: Model, make_plan: Callable[..., StepPlan]) -> torch.Tensor:
+    """Return logits [2, LENGTH, vocabulary] of two sequences in chunks and single tokens.
+
+    Args:
+        decoder: computes through its pool, both sequences together, in blocks far from each other.
+        make_plan: the fixture.
+    """
+    sequences = _sequences()
+    blocks = np.random.default_rng(6).permutation(2 * -(-LENGTH // BLOCK_SIZE)).reshape(2, -1).tolist()
     decoder.allocate(2 * len(blocks[0]))
     found: list[list[torch.Tensor]] = [[], []]
     done = [0, 0]
@@ -125,14 +143,16 @@ def largest_difference(decoder: Decoder, reference: Any, make_plan: Callable[...
         for row, count in enumerate(step):
             chunks.append((sequences[row][done[row] : done[row] + count], done[row], blocks[row]))
             done[row] += count
-        logits = decoder.forward(make_plan(chunks, every_logit=True))
+        logits = decoder.forward(make_plan(chunks, every_logit=True)).clone()
         found[0].append(logits[: step[0]])
         found[1].append(logits[step[0] :])
     assert done == [LENGTH, LENGTH]
-    with torch.inference_mode():
-        expected = reference(torch.tensor(sequences), use_cache=False).logits
-    assert expected.abs().max() > 2
-    return float((torch.stack([torch.cat(parts) for parts in found]) - expected).abs().max())
+    return torch.stack([torch.cat(parts) for parts in found])
+
+
+def _sequences() -> list[list[int]]:
+    sequences: list[list[int]] = np.random.default_rng(5).integers(0, VOCAB_SIZE, (2, LENGTH)).tolist()
+    return sequences
 
 
 _NAMES: Final = {

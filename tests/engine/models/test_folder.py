@@ -133,7 +133,7 @@ def test_an_info_takes_the_json_files_alone(copied: Path) -> None:
     info = read_folder_info(copied, "some-name", bos_token_id=5)
     assert (info.name, info.architecture, info.bos_token_id) == ("some-name", "llama", 5)
     assert (info.vocab_size, info.context_len) == (VOCAB_SIZE, 256)
-    assert info.kv_bytes_per_token == 2 * 3 * 2 * 10 * 4
+    assert info.kv_bytes_per_token == 2 * 3 * 2 * 10 * 2
     with pytest.raises(ModelError, match=r"has neither model.safetensors nor model.safetensors.index.json"):
         load(copied)
 

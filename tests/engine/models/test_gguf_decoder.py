@@ -150,7 +150,7 @@ def test_an_info_takes_the_header_alone(tmp_path: Path, write_gguf: Callable[...
     path = write_gguf(tmp_path / "no-weights.gguf", tensors={"blk.1.attn_k.weight": None})
     info = read_gguf_info(GGUFFile(path), "some-name")
     assert (info.name, info.architecture, info.context_len) == ("some-name", "llama", 512)
-    assert info.kv_bytes_per_token == 2 * 2 * 2 * 8 * 4
+    assert info.kv_bytes_per_token == 2 * 2 * 2 * 8 * 2
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_the_real_vocabulary(real: Both, real_source: ModelSource) -> None:
     assert len(table.token_bytes) == info.vocab_size == 49152
     assert info.context_len == 8192
     assert info.name == "smollm2-135m-instruct"
-    assert info.kv_bytes_per_token == 2 * 30 * 3 * 64 * 4
+    assert info.kv_bytes_per_token == 2 * 30 * 3 * 64 * 2
     assert {table.token_bytes[token_id] for token_id in info.eos_token_ids} == {
         b"<|im_end|>",
         b"<|endoftext|>",

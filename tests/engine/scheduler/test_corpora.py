@@ -45,7 +45,7 @@ def test_what_follows_is_what_a_search_from_the_back_finds(
 
 
 def test_corpora_have_names() -> None:
-    corpora = Corpora()
+    corpora = Corpora(1 << 17)
     assert corpora.add("a", [packed([1, 2, 3])]) == 3
     assert corpora.add("b", [packed([1, 2, 4]), packed([5])]) == 4
     assert corpora.sizes() == {"a": 3, "b": 4}
@@ -58,7 +58,7 @@ def test_corpora_have_names() -> None:
 
 
 def test_corpora_have_a_bound() -> None:
-    corpora = Corpora()
+    corpora = Corpora(1 << 17)
     corpora.add("a", [packed([1, 2, 3])])
     with pytest.raises(ValueError, match=f"^the corpora would have {MAX_CORPUS_TOKENS + 4} tokens; at most"):
         corpora.add("b", [np.zeros(MAX_CORPUS_TOKENS + 1, dtype=np.int32)])
@@ -67,7 +67,7 @@ def test_corpora_have_a_bound() -> None:
 
 
 def test_there_are_only_so_many_and_none_is_empty() -> None:
-    corpora = Corpora()
+    corpora = Corpora(1 << 17)
     with pytest.raises(ValueError, match=r"^the corpus is empty"):
         corpora.add("a", [packed([]), packed([])])
     for number in range(MAX_CORPORA):
@@ -76,3 +76,12 @@ def test_there_are_only_so_many_and_none_is_empty() -> None:
         corpora.add("one more", [packed([1, 2, 3])])
     corpora.add("7", [packed([1, 2, 4])])
     assert corpora.following((1, 2), 1) == [4]
+
+
+@pytest.mark.parametrize("token", [-1, 203, 2**31 - 1])
+def test_a_token_that_the_model_does_not_know_is_refused(token: int) -> None:
+    corpora = Corpora(203)
+    with pytest.raises(ValueError, match=f"token {token} is none of the model's, 0 to 202"):
+        corpora.add("far", [np.array([1, token, 2], dtype=np.int32)])
+    assert corpora.sizes() == {}
+    assert corpora.add("near", [np.array([0, 202], dtype=np.int32), np.empty(0, dtype=np.int32)]) == 2

@@ -52,7 +52,7 @@ def test_nothing_is_drafted_where_there_is_no_room() -> None:
 
 
 def test_the_corpora_are_asked_when_the_request_does_not_know() -> None:
-    corpora = Corpora()
+    corpora = Corpora(1 << 17)
     corpora.add("numbers", [np.array([7, 8, 9, 10], dtype=np.int32)])
     assert Drafts([7, 8], most=8, corpora=corpora).propose(8) == [9, 10]
     assert Drafts([7, 8, 1, 7, 8], most=8, corpora=corpora).propose(3) == [1, 7, 8]

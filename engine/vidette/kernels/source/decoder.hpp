@@ -78,6 +78,8 @@ class Clock {
 
 // --- the decoder --------------------------------------------------------------------------
 
+enum Outcome : std::int32_t { kDone, kNoMemory, kUnknownToken };
+
 // At most, of a layer and of all that is not in one.
 constexpr int kLayerPhases = 12, kOtherPhases = 3;
 
@@ -125,17 +127,19 @@ class Decoder {
         return total;
     }
 
-    // Computes float32 logits [step.logits, vocab_size]. False if there is no memory.
-    bool step(const Step &step, float *logits) {
+    // Computes float32 logits [step.logits, vocab_size].
+    Outcome step(const Step &step, float *logits) {
+        for (std::int64_t t = 0; t < step.tokens; ++t)
+            if (step.token_ids[t] < 0 || step.token_ids[t] >= shape_.vocab_size) return kUnknownToken;
         team_.wait_until_left();  // late members read what is changed here
-        if (!reserve(step)) return false;
+        if (!reserve(step)) return kNoMemory;
         step_ = step;
         logits_ = logits;
         std::copy_n(step.logit_tokens, step.logits, wanted_);  // the plan may be gone before a late member is
         cut_pieces();
         clock_.start();
         team_.run([this](Member &member) { run(member); });
-        return true;
+        return kDone;
     }
 
   private:
@@ -166,7 +170,7 @@ class Decoder {
         activation_row_ = activation_bytes(widest / kBlock);
         for (int i = 0; i < team_.size(); ++i) {
             own_activations_[i] = arena_.take_array<std::uint8_t>(activation_row_ * team_.size());
-            scratch_[i] = arena_.take_array<float>(attention_scratch_floats(shape_.head_dim) + widest);
+            scratch_[i] = arena_.take_array<float>(attention_scratch_floats(shape_.head_dim));
             if (!own_activations_[i] || !scratch_[i]) return false;
         }
         return true;
@@ -182,11 +186,12 @@ class Decoder {
         Packing packing;
         if (!packing_of(type, &packing)) return false;
         if (force_p8) packing = Packing::P8;
+        const auto *bytes = static_cast<const std::uint8_t *>(data);
+        if (!pack_tiles(type, bytes, rows, cols, force_p8, 0, 0, nullptr, nullptr)) return false;  // of sizes it has not
         auto *quants = arena_.take_array<std::uint8_t>(quants_bytes(packing, rows, cols));
         auto *scales = arena_.take_array<std::uint16_t>(scales_count(packing, rows, cols));
         if (!quants || !scales) return false;
         to = {packing, rows, cols, blocks_of(cols), quants, scales};
-        const auto *bytes = static_cast<const std::uint8_t *>(data);
         team_.run([=](Member &member) {
             member.share(tiles_of(rows), 8, [=](std::int64_t first, std::int64_t last) {
                 pack_tiles(type, bytes, rows, cols, force_p8, first, last, quants, scales);
@@ -201,9 +206,10 @@ class Decoder {
     bool reserve(const Step &step) {
         const std::int64_t pieces = step.rows + step.tokens / attention_.piece_tokens();
         if (step.tokens <= room_tokens_ && step.logits <= room_logits_ && pieces <= room_pieces_) return true;
-        room_tokens_ = std::max(room_tokens_, step.tokens);
-        room_logits_ = std::max(room_logits_, step.logits);
-        room_pieces_ = std::max(room_pieces_, pieces);
+        const auto rounded = [](std::int64_t count) { return (count + 63) / 64 * 64; };
+        room_tokens_ = std::max(room_tokens_, rounded(step.tokens));
+        room_logits_ = std::max(room_logits_, rounded(step.logits));
+        room_pieces_ = std::max(room_pieces_, rounded(pieces));
         buffers_.~Arena();
         new (&buffers_) Arena;
         const std::int64_t t = room_tokens_, rows = std::max(t, room_logits_);
@@ -255,6 +261,8 @@ class Decoder {
                 float *x = x_ + t * hidden_;
                 unpack_row(embedding_.packing, embedding_.quants, embedding_.scales, embedding_.inputs, step_.token_ids[t],
                            x);
+                // The padding as well: it has what products of the last step left there, if that was no number.
+                std::fill(x + shape_.hidden_size, x + hidden_, 0.0f);
                 if (shape_.embedding_scale != 1.0f)
                     for (std::int64_t d = 0; d < shape_.hidden_size; ++d) x[d] *= shape_.embedding_scale;
                 for (std::int64_t kind = 0; kind < shape_.rope_kinds; ++kind)

@@ -3,7 +3,9 @@
 // `library.py` is the other side of every declaration here; a change of one of them raises the ABI's number.
 // Functions that return int32 return 0 for success.
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <new>
 
 #include "attention.hpp"
@@ -60,7 +62,7 @@ VIDETTE_EXPORT void vidette_set_pool(Decoder *decoder, void *pool, std::int64_t 
 }
 
 VIDETTE_EXPORT std::int32_t vidette_step(Decoder *decoder, const Step *step, float *logits) {
-    return decoder->step(*step, logits) ? 0 : 1;
+    return decoder->step(*step, logits);
 }
 
 VIDETTE_EXPORT std::int64_t vidette_weight_bytes(const Decoder *decoder) { return decoder->weight_bytes(); }

@@ -1,7 +1,7 @@
 // y = x W^T with W in 4 or 8 bits and x in 8 bits, both in blocks of 32 inputs with a scale of their own.
 //
 // Products of a block are summed as integers, exactly; blocks are summed in float32, first to last. So an output's
-// bits depend on its row and its weights alone: not on the other rows, the machine's vectors, or the threads.
+// bits depend on its row and its weights alone: not on the other rows, nor on the threads.
 //
 //     y[o] = sum over blocks b of s[b] * (d[o, b] * sum_k q[o, k] * a[k]  +  m[o, b] * sum_k a[k])
 #pragma once
