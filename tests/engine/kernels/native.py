@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from vidette.kernels.reference import (
     PagedRows,
     packed_sizes,
 )
+from vidette.models import StepPlan
 from vidette.models.quants import FORMATS, TensorType
 
 Floats = NDArray[np.float32]
@@ -169,6 +170,33 @@ class Native:
         assert not self.library.vidette_test_exp(_pointer(x), ctypes.c_int64(x.size), _pointer(y))
         _check_stale(y, x.size)
         return y[: x.size]
+
+
+class Part(NamedTuple):
+    """Some tokens of one row."""
+
+    tokens: list[int]
+    start: int
+    table: list[int]
+
+
+def make_plan(parts: list[Part], *, all_logits: bool = False) -> StepPlan:
+    """A step of these parts, with the logits after the last token of each, or after all."""
+    counts = [len(part.tokens) for part in parts]
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    tables = np.zeros((len(parts), max(len(part.table) for part in parts)), dtype=np.int32)
+    for row, part in enumerate(parts):
+        tables[row, : len(part.table)] = part.table
+    return StepPlan(
+        token_ids=np.array([token for part in parts for token in part.tokens], dtype=np.int32),
+        positions=np.concatenate(
+            [np.arange(p.start, p.start + len(p.tokens), dtype=np.int32) for p in parts]
+        ),
+        row_starts=starts,
+        context_lens=np.array([part.start + len(part.tokens) for part in parts], dtype=np.int32),
+        block_tables=tables,
+        logit_tokens=np.arange(starts[-1], dtype=np.int32) if all_logits else starts[1:] - 1,
+    )
 
 
 def some_data(

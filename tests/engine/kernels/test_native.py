@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.engine.kernels.native import Native
+from tests.engine.kernels.native import Native, Part, make_plan
 
 from vidette.errors import KernelError
 from vidette.kernels.library import Kernels
@@ -109,33 +107,6 @@ def make_weights(config: DecoderConfig, seed: int = 0) -> DecoderWeights:
     layers = [layer() for _ in range(config.num_layers)]
     head = matrix(VOCAB, hidden) if config is RICH else None
     return DecoderWeights(matrix(VOCAB, hidden), layers, norm(hidden), head)
-
-
-class Part(NamedTuple):
-    """Some tokens of one row."""
-
-    tokens: list[int]
-    start: int
-    table: list[int]
-
-
-def make_plan(parts: list[Part], *, all_logits: bool = False) -> StepPlan:
-    """A step of these parts, with the logits after the last token of each, or after all."""
-    counts = [len(part.tokens) for part in parts]
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    tables = np.zeros((len(parts), max(len(part.table) for part in parts)), dtype=np.int32)
-    for row, part in enumerate(parts):
-        tables[row, : len(part.table)] = part.table
-    return StepPlan(
-        token_ids=np.array([token for part in parts for token in part.tokens], dtype=np.int32),
-        positions=np.concatenate(
-            [np.arange(p.start, p.start + len(p.tokens), dtype=np.int32) for p in parts]
-        ),
-        row_starts=starts,
-        context_lens=np.array([part.start + len(part.tokens) for part in parts], dtype=np.int32),
-        block_tables=tables,
-        logit_tokens=np.arange(starts[-1], dtype=np.int32) if all_logits else starts[1:] - 1,
-    )
 
 
 Make = Callable[..., NativeDecoder]
@@ -281,16 +252,20 @@ def test_what_recycled_blocks_hold_reaches_nobody(make: Make) -> None:
     assert torch.equal(clean.forward(plan).clone(), used.forward(plan))
 
 
-def test_what_is_not_finite_stays_with_its_own_row(make: Make) -> None:
-    """A row that sees keys that are no numbers has such logits; the one beside it has its own."""
-    decoder = make(PLAIN, make_weights(PLAIN))
-    sane = make_plan([Part([1, 2], 0, [0])])
-    expected = decoder.forward(sane).clone()
-    poison = decoder.export_blocks([1])
-    decoder.import_blocks([1], np.full_like(poison, np.nan))
-    logits = decoder.forward(make_plan([Part([9], 16, [1, 2]), Part([1, 2], 0, [0])]))
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_not_finite_stays_with_its_own_row(name: str, make: Make) -> None:
+    """A row that sees keys that are no numbers has such logits; those beside and after it have their own."""
+    config = CONFIGS[name]
+    weights = make_weights(config)
+    decoder, fresh = make(config, weights), make(config, weights)
+    sane, other = Part([1, 2], 0, [0]), Part([5], 0, [3])
+    expected, expected_other = (fresh.forward(make_plan([part])).clone() for part in (sane, other))
+    decoder.import_blocks([1], np.full_like(decoder.export_blocks([1]), np.nan))
+    logits = decoder.forward(make_plan([Part([9], 16, [1, 2]), sane]))
     assert not logits[0].isfinite().any()
     assert torch.equal(logits[1], expected[0])
+    # Another request's token is in its place now.
+    assert torch.equal(decoder.forward(make_plan([other])), expected_other)
 
 
 def test_blocks_come_back_as_they_left(make: Make) -> None:
@@ -374,22 +349,29 @@ def test_threads_end_with_the_decoder(make: Make, until: Callable[[Callable[[], 
     until(lambda: count() == before)
 
 
-def test_threads_of_an_idle_decoder_take_no_time(make: Make) -> None:
-    def times() -> dict[str, str]:
-        return {
-            task.name: (task / "schedstat").read_text()
-            for task in Path("/proc/self/task").iterdir()
-            if int(task.name) not in others
-        }
-
-    others = {int(task.name) for task in Path("/proc/self/task").iterdir()}
+def test_threads_of_an_idle_decoder_take_no_time(
+    make: Make, until: Callable[[Callable[[], bool]], None]
+) -> None:
+    others = {task.name for task in Path("/proc/self/task").iterdir()}
     decoder = make(PLAIN, make_weights(PLAIN), threads=3)
+    workers = [task for task in Path("/proc/self/task").iterdir() if task.name not in others]
+    assert len(workers) == 2
+
+    def times() -> list[str]:
+        return [(worker / "schedstat").read_text() for worker in workers]
+
+    def asleep() -> bool:
+        # The time of one that runs is brought up to date now and then only, that of one that sleeps is right.
+        before = times()
+        states = [(worker / "stat").read_text().rpartition(")")[2].split()[0] for worker in workers]
+        return states == ["S", "S"] and times() == before
+
     decoder.forward(make_plan([Part([1, 2, 3], 0, [0])]))
-    threading.Event().wait(0.05)  # they may be about to fall asleep
+    until(asleep)
     before = times()
-    threading.Event().wait(0.2)
-    assert len(before) == 2
-    assert times() == before
+    for _ in range(20):
+        sum(range(100_000))  # time in which they could take some
+        assert times() == before
     decoder.close()
 
 

@@ -116,6 +116,28 @@ def test_other_types_are_rounded(
     assert (error <= np.maximum(steps / 2, np.abs(values) - 127 * steps) * np.float32(1 + 1e-6)).all()
 
 
+@pytest.mark.parametrize("scale", [0.005, 0.02, 1.0, 300.0])
+@pytest.mark.parametrize("tensor_type", [*EXACT, *ROUNDED], ids=lambda kind: kind.name)
+def test_weights_are_as_close_as_the_guide_says(
+    kernels: Native, tensor_type: TensorType, scale: float
+) -> None:
+    """Exact, or within 0.004 of the largest weight of a block where that is 0.01 or more."""
+    rows, cols = 100, 512
+    rng = np.random.default_rng(7)
+    content = some_data(rng, tensor_type, rows, cols, scale=scale)
+    if tensor_type is TensorType.F32:  # with blocks that begin where the bound begins to hold
+        blocks = content.view(np.float32).reshape(-1, BLOCK)
+        largest = np.abs(blocks).max(axis=1, keepdims=True)
+        blocks *= np.geomspace(0.01, 100 * scale, len(blocks), dtype=np.float32)[:, None] / largest
+    values = padded_blocks(dequantize(content, tensor_type).reshape(rows, cols))
+    error = np.abs(padded_blocks(unpack(packed(kernels, tensor_type, content, rows, cols))) - values)
+    largest = np.abs(values).max(axis=2)
+    stated = largest >= 0.01
+    assert stated.sum() > 400
+    bound = 0.0 if tensor_type in EXACT else 0.004
+    assert (error.max(axis=2)[stated] <= bound * largest[stated]).all()
+
+
 @pytest.mark.parametrize("tensor_type", list(TensorType), ids=lambda kind: kind.name)
 @SOME
 @given(data=st.data(), seed=seeds, rows=rows_of, scale=scales_of)

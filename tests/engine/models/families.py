@@ -70,6 +70,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
 }
 
+WRITTEN: Final = ("llama", "llama3", "llama-linear", "mistral", "qwen2", "qwen3", "gemma3")
+"""Families whose every switch a GGUF file can tell."""
+
 
 def make_model(name: str, **other_sizes: Any) -> Any:
     """Return a random model of transformers, in evaluation mode.

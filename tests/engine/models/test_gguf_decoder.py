@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engine.models.families import VOCAB_SIZE, WINDOW, largest_difference, write_model
+from tests.engine.models.families import VOCAB_SIZE, WINDOW, WRITTEN, largest_difference, write_model
 
 from vidette.errors import ModelError
 from vidette.models import StepPlan
@@ -17,9 +17,6 @@ from vidette.models.gguf import GGUFFile
 from vidette.models.gguf_decoder import read_gguf_config, read_gguf_decoder, read_gguf_info
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-WRITTEN = ("llama", "llama3", "llama-linear", "mistral", "qwen2", "qwen3", "gemma3")
-"""Families whose every switch a GGUF file can tell."""
 
 
 @pytest.mark.parametrize("name", WRITTEN)
