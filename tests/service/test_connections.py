@@ -17,7 +17,7 @@ import vidette
 from tests.service.driver import SECONDS, SERVERS, request_of
 from vidette.service import Gate, build_app
 from vidette.service.servers import serving
-from vidette.service.sockets import KEEP_ALIVE_SECONDS, bind
+from vidette.service.sockets import KEEP_ALIVE_SECONDS, bind, listen
 
 CHAT = "/v1/chat/completions"
 LONG = {
@@ -86,12 +86,24 @@ async def check_all_free(engine: vidette.Engine) -> None:
 async def test_no_offer_to_speak_something_else_is_taken(address: tuple[str, int]) -> None:
     for offer in (
         b"connection: upgrade, http2-settings, close\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ\r\n\r\n",
+        b"connection: upgrade, close\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+        b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
         b"connection: close\r\n\r\n",
     ):
         answer = await talk(address, HEALTH + offer)
         assert answer.startswith(b"HTTP/1.1 200 ")
     answer = await talk(address, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
     assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 5"))
+
+
+async def test_a_target_may_be_a_whole_url(address: tuple[str, int]) -> None:
+    for target, status in (
+        (b"http://x/health", b"200"),
+        (b"HTTP://x:80/health?a=b", b"200"),
+        (b"http://x/", b"404"),
+    ):
+        answer = await talk(address, b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % target)
+        assert answer.startswith(b"HTTP/1.1 " + status), target
 
 
 async def test_what_is_sent_ahead_is_answered_in_order(address: tuple[str, int]) -> None:
@@ -215,6 +227,31 @@ async def test_a_stop_waits_for_no_client_that_does_not_read(engine: vidette.Eng
             while (await engine.heartbeat()).steps < steps + 150:
                 pass
     await check_all_free(engine)
+
+
+async def test_a_client_that_never_reads_is_gone_after_a_while_with_hypercorn(
+    engine: vidette.Engine, anyio_backend_name: str
+) -> None:
+    if anyio_backend_name == "asyncio":
+        pytest.skip("uvicorn waits for it")
+    from vidette.service._hypercorn import HypercornServer  # noqa: PLC0415  it needs Trio
+
+    aborted = engine.statistics().totals.aborted
+    with bind("127.0.0.1", 0) as sock, socket.socket() as mute:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
+        mute.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listen(sock)
+        server = HypercornServer(build_app(engine), sock, None, 0.1, unread_seconds=0.1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.run_until_told)
+            await server.listening.wait()
+            mute.connect(sock.getsockname())
+            mute.sendall(request_of(CHAT, WORDY))
+            while not (await engine.heartbeat()).ledgers.blocks:
+                pass
+            await check_all_free(engine)
+            server.stop()
+    assert engine.statistics().totals.aborted == aborted + 1
 
 
 async def test_what_a_client_reads_late_is_whole(engine: vidette.Engine) -> None:

@@ -8,8 +8,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.types import Message
 
 from vidette.service.hosts import LocalHosts, is_loopback
+from vidette.service.keys import KeyCheck, Keys
 
 
 def hello(request: Request) -> PlainTextResponse:
@@ -47,3 +49,18 @@ async def test_other_names_are_refused_with_a_sentence(host: str) -> None:
         assert refused.status_code == 421
         assert host in refused.json()["error"]["message"]
         assert (await client.get("/")).text == "hello"
+
+
+async def test_what_is_no_http_is_closed_whatever_host_it_names() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    for app in (APP, KeyCheck(APP, Keys())):
+        sent.clear()
+        await app({"type": "websocket", "path": "/", "headers": [(b"host", b"localhost")]}, receive, send)
+        assert [message["type"] for message in sent] == ["websocket.close"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import socket
 import ssl
 import sys
@@ -45,11 +46,15 @@ AHEAD_BYTES: Final = 64 * 1024
 """A body is not read while the app has so much of it before it."""
 LINGER_SECONDS: Final = 1.0
 """How long a client that was refused may go on sending, so that it gets to read why."""
+UNREAD_SECONDS: Final = 300.0
+"""How long a client may take nothing of what waits for it; it is as good as gone then."""
 RETRY_SECONDS: Final = 0.1
 """After which a connection is taken, if there was no memory or descriptor for it."""
 
 _LOST: Final = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 """What reading and writing raises when the client is gone."""
+_AUTHORITY: Final = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+"""What comes before the path, if a client names the whole URL."""
 
 _Send = Callable[[Any], Awaitable[None]]
 _Put = Callable[[Any], Awaitable[None]]
@@ -63,16 +68,24 @@ class HypercornServer:
         sock: listens.
         tls: how to speak TLS, if so.
         closing_seconds: how long connections have to take what was sent to them, at the end.
+        unread_seconds: how long one may take nothing of it.
     """
 
     def __init__(
-        self, app: ASGIApp, sock: socket.socket, tls: ssl.SSLContext | None, closing_seconds: float
+        self,
+        app: ASGIApp,
+        sock: socket.socket,
+        tls: ssl.SSLContext | None,
+        closing_seconds: float,
+        *,
+        unread_seconds: float = UNREAD_SECONDS,
     ) -> None:
         self.listening = anyio.Event()
         self._app = app
         self._sock = sock
         self._tls = tls
         self._closing_seconds = closing_seconds
+        self._unread_seconds = unread_seconds
         self._config = _config()
         self._context = WorkerContext(None)
         self._connections: set[_Connection] = set()
@@ -124,7 +137,9 @@ class HypercornServer:
                     )
                 if scope.cancelled_caught:
                     return
-            connection = _Connection(self._app, self._config, self._context, stream, plain)
+            connection = _Connection(
+                self._app, self._config, self._context, stream, plain, self._unread_seconds
+            )
             self._connections.add(connection)
             await connection.run()
         except _LOST:
@@ -155,15 +170,23 @@ class _Connection:
         context: what all connections share.
         stream: of the connection.
         plain: what is below it, if it speaks TLS.
+        unread_seconds: how long the client may take nothing.
     """
 
     def __init__(
-        self, app: ASGIApp, config: Config, context: WorkerContext, stream: ByteStream, plain: SocketStream
+        self,
+        app: ASGIApp,
+        config: Config,
+        context: WorkerContext,
+        stream: ByteStream,
+        plain: SocketStream,
+        unread_seconds: float,
     ) -> None:
         self._app = app
         self._config = config
         self._context = context
         self._stream = stream
+        self._unread_seconds = unread_seconds
         raw = plain.extra(SocketAttribute.raw_socket)  # noqa: S610  it is no database
         self._socket = raw if stream is plain else None
         self._addresses = (raw.getpeername()[:2], raw.getsockname()[:2])
@@ -241,13 +264,15 @@ class _Connection:
                 await self._news.wait()
                 self._news = anyio.Event()
             piece = bytes(self._unsent[:WRITE_BYTES])
-            try:
+            sent = False
+            with suppress(*_LOST), anyio.move_on_after(self._unread_seconds):
                 await self._stream.send(piece)
-            except _LOST:
-                self._lose()
-            else:
+                sent = True
+            if sent:
                 del self._unsent[: len(piece)]
                 self._say_taken()
+            else:
+                self._lose()
 
     def _lose(self) -> None:
         """Note that nobody is there any more; the app is told by whoever reads."""
@@ -286,6 +311,20 @@ class _Http(H11Protocol):
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Stay with HTTP/1.1: an offer to change may be ignored."""
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        """Pass a request on: without an offer to change, and with the path where it names the whole URL."""
+        headers, target = list(request.headers), request.target
+        if any(name == b"upgrade" for name, _ in headers):
+            headers = [header for header in headers if header[0] not in (b"connection", b"upgrade")]
+        if found := _AUTHORITY.match(target):
+            rest = target[found.end() :]
+            target = rest if rest.startswith(b"/") else b"/" + rest
+        if target is not request.target or len(headers) != len(request.headers):
+            request = h11.Request(
+                method=request.method, target=target, headers=headers, http_version=request.http_version
+            )
+        await super()._create_stream(request)
 
 
 class _Answers:

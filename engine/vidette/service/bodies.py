@@ -43,7 +43,7 @@ class BodyReader:
         """
         headers = dict(scope["headers"])
         said = headers.get(b"content-length", b"")
-        # Before the first receive(): a client that expects "100 Continue" then never sends it.
+        # Before the first receive(): of uvicorn, a client that expects "100 Continue" then never gets it.
         if said.isdigit() and int(said[:20]) > self._limits.body_bytes:
             raise self._too_large()
         if b"origin" in headers and not _says_json(headers.get(b"content-type", b"")):

@@ -11,6 +11,7 @@ import ipaddress
 import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from vidette.errors import UsageError
 from vidette.service.errors import body_of, shown, status_of
@@ -33,7 +34,7 @@ class LocalHosts:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or pass it on."""
+        """Answer one request, or pass it on; whatever is no HTTP is closed."""
         if scope["type"] == "http":
             host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
             if not is_loopback(host):
@@ -46,6 +47,9 @@ class LocalHosts:
                 answer = Response(body, status_of(error), media_type="application/json")
                 await answer(scope, receive, send)
                 return
+        elif scope["type"] != "lifespan":
+            await WebSocketClose()(scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
 

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from vidette.errors import UsageError
 from vidette.service.errors import body_of, status_of
@@ -96,9 +97,12 @@ class KeyCheck:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or pass it on; whatever is no HTTP is not served."""
-        if scope["type"] != "http":
+        """Answer one request, or pass it on; whatever is no HTTP is closed."""
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await WebSocketClose()(scope, receive, send)
             return
         given = given_key(scope)
         api, admin = self._keys.api, self._keys.admin
