@@ -68,6 +68,12 @@ async def test_a_web_page_must_say_that_it_sends_json(app: Starlette) -> None:
     assert (await call(app, GENERATE, FINE, headers=[origin, json])).status == 200
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_a_web_page_may_ask_without_a_body(app: Starlette, method: str) -> None:
+    done = await call(app, "/v1/models", method=method, headers=[(b"origin", b"https://example.org")])
+    assert done.status == 200
+
+
 async def test_bodies_have_a_bound_together(engine: vidette.Engine) -> None:
     app = build_app(engine, limits=ServiceLimits(body_bytes=1000, all_bodies_bytes=1500))
     slow = Call(app, GENERATE, pieces=[b" " * 900, Silence()])

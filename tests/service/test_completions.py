@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -181,13 +182,34 @@ PARTS: dict[str, tuple[Any, str]] = {
     "no token, to echo": ({"prompt": [260], "echo": True}, "prompt"),
     "too many prompts": ({"prompt": ["a"] * 1025}, "prompt"),
     "too many ids": ({"prompt": [1] * 9000}, "prompt"),
+    "too many ids in one list": ({"prompt": [[1], [1] * 8193]}, "prompt"),
     "too long": ({"prompt": "x" * 9000}, "prompt"),
+    "a long field": ({"user": "x" * (1 << 20)}, "user"),
     "logprobs": ({"logprobs": 129}, "logprobs"),
     "logprobs as chat has them": ({"logprobs": True}, "logprobs"),
     "max_tokens": ({"max_tokens": 9000}, "max_tokens"),
     "messages": ({"messages": []}, "messages"),
     "options of no stream": ({"stream_options": {"include_usage": True}}, "stream_options"),
 }
+
+
+async def test_texts_to_echo_are_made_once_the_engine_has_taken_them(
+    app: Starlette, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    detokenize = vidette.Engine.detokenize
+
+    def counted(self: vidette.Engine, ids: Sequence[int], **options: Any) -> str:
+        made.append(len(ids))
+        return detokenize(self, ids, **options)
+
+    monkeypatch.setattr(vidette.Engine, "detokenize", counted)
+    body = completion(prompt=[[65] * 9, [66]], echo=True, n=2)
+    assert (await call(app, PATH, {**body, "max_tokens": 9000})).status == 400
+    assert made == []
+    choices = (await call(app, PATH, body)).json()["choices"]
+    assert [choice["text"][:9].rstrip("A") == "" for choice in choices] == [True, True, False, False]
+    assert made == [9, 1]  # once for both answers to it
 
 
 @pytest.mark.parametrize(("fields", "param"), PARTS.values(), ids=PARTS)

@@ -31,6 +31,7 @@ WORDY = {**LONG, "logprobs": True, "top_logprobs": 20}
 PROMPT = KEEP_ALIVE_SECONDS / 2
 """What is closed because it is idle takes longer."""
 SHORT = {"text": "x", "sampling_params": {"max_new_tokens": 2}}
+WEBSOCKET = b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n"
 
 
@@ -86,8 +87,7 @@ async def check_all_free(engine: vidette.Engine) -> None:
 async def test_no_offer_to_speak_something_else_is_taken(address: tuple[str, int]) -> None:
     for offer in (
         b"connection: upgrade, http2-settings, close\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ\r\n\r\n",
-        b"connection: upgrade, close\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
-        b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        b"connection: upgrade, close\r\nupgrade: websocket\r\n" + WEBSOCKET,
         b"connection: close\r\n\r\n",
     ):
         answer = await talk(address, HEALTH + offer)
@@ -234,7 +234,7 @@ async def test_a_client_that_never_reads_is_gone_after_a_while_with_hypercorn(
 ) -> None:
     if anyio_backend_name == "asyncio":
         pytest.skip("uvicorn waits for it")
-    from vidette.service._hypercorn import HypercornServer  # noqa: PLC0415  it needs Trio
+    from vidette.service._hypercorn import HypercornServer  # it needs Trio
 
     aborted = engine.statistics().totals.aborted
     with bind("127.0.0.1", 0) as sock, socket.socket() as mute:
@@ -245,12 +245,14 @@ async def test_a_client_that_never_reads_is_gone_after_a_while_with_hypercorn(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.run_until_told)
             await server.listening.wait()
-            mute.connect(sock.getsockname())
-            mute.sendall(request_of(CHAT, WORDY))
-            while not (await engine.heartbeat()).ledgers.blocks:
-                pass
-            await check_all_free(engine)
-            server.stop()
+            try:
+                mute.connect(sock.getsockname())
+                mute.sendall(request_of(CHAT, WORDY))
+                while not (await engine.heartbeat()).ledgers.blocks:
+                    pass
+                await check_all_free(engine)
+            finally:
+                server.stop()
     assert engine.statistics().totals.aborted == aborted + 1
 
 

@@ -208,6 +208,56 @@ async def test_those_that_are_named_are_let_in(engine: vidette.Engine) -> None:
     assert (other.status, "access-control-allow-origin" in other.headers) == (400, False)
 
 
+PAGE_HEADERS = (
+    "authorization,content-type,x-api-key,x-request-id,anthropic-version,anthropic-beta,"
+    "anthropic-dangerous-direct-browser-access,x-stainless-arch,x-stainless-lang,x-stainless-os,"
+    "x-stainless-package-version,x-stainless-retry-count,x-stainless-runtime,x-stainless-timeout"
+)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_pages_may_send_what_clients_in_javascript_send(engine: vidette.Engine, method: str) -> None:
+    door = FrontDoor(keys=Keys(Secret(API)), cors_origins=("https://chat.example",))
+    asks = [
+        PAGE,
+        (b"access-control-request-method", method.encode()),
+        (b"access-control-request-headers", PAGE_HEADERS.encode()),
+    ]
+    answer = await call(build_app(engine, door=door), "/v1/messages", method="OPTIONS", headers=asks)
+    assert answer.status == 200
+    allowed = answer.headers["access-control-allow-headers"].split(",")
+    assert {name.strip() for name in allowed} >= set(PAGE_HEADERS.split(","))
+    assert method in answer.headers["access-control-allow-methods"]
+    assert "access-control-allow-credentials" not in answer.headers
+
+
+@pytest.mark.parametrize("named", ["https://chat.example", "*"])
+async def test_pages_use_all_methods(engine: vidette.Engine, named: str) -> None:
+    app = build_app(engine, door=FrontDoor(cors_origins=(named,)))
+    asked = {"model": "toy", "input": "hi", "max_output_tokens": 2}
+    headers = [PAGE, (b"content-type", b"application/json")]
+    made = await call(app, "/v1/responses", asked, headers=headers)
+    assert made.status == 200, made.body
+    path = f"/v1/responses/{made.json()['id']}"
+    assert (await call(app, path, method="GET", headers=[PAGE])).status == 200
+    cancelled = await call(app, path + "/cancel", headers=[PAGE])
+    assert "was not made in the background" in cancelled.error["message"]
+    deleted = await call(app, path, method="DELETE", headers=[PAGE])
+    assert (deleted.status, "access-control-allow-origin" in deleted.headers) == (200, True)
+
+
+async def test_what_a_page_can_send_without_asking_is_refused_if_it_is_not_named(
+    engine: vidette.Engine,
+) -> None:
+    app = build_app(engine, door=FrontDoor(cors_origins=("https://chat.example",)))
+    text = (b"content-type", b"text/plain")
+    for origin in (b"https://evil.example", b"null", b"https://chat.example.evil.example", b""):
+        for headers in ([(b"origin", origin), text], [(b"origin", origin)]):
+            assert (await call(app, "/generate", SHORT, headers=headers)).status == 415
+            assert (await call(app, "/v1/responses/resp_x/cancel", headers=headers)).status == 415
+    assert (await call(app, "/generate", SHORT, headers=[PAGE, text])).status == 200
+
+
 @pytest.mark.parametrize("origin", ["https://a.example", "http://localhost:3000", "*"])
 def test_origins_are_as_browsers_write_them(origin: str) -> None:
     assert check_origins([origin]) == (origin,)
@@ -291,6 +341,19 @@ async def test_no_prompt_is_in_the_log(
         assert 'request_id="mine" method="POST" path="/generate" status=200' in line
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("after", ["", "/cancel", "/" + "y" * 300])
+async def test_no_id_of_a_response_is_in_the_log(
+    engine: vidette.Engine, caplog: pytest.LogCaptureFixture, form: Any, after: str
+) -> None:
+    app = build_app(engine, door=FrontDoor(logs=LogSettings(requests=True, level=1, format=form)))
+    with caplog.at_level(logging.INFO, "vidette.access"):
+        for before in ("/v1/responses/", "//v1/responses//", "/" + "x" * 240 + "/"):
+            await call(app, f"{before}resp_5ecret{after}", method="GET")
+    assert "5ecret" not in caplog.text
+    assert f"/v1/responses/resp_***{after}"[:50] in caplog.text
+
+
 @pytest.mark.parametrize("level", [2, 3])
 async def test_prompts_are_if_that_is_asked_for(
     engine: vidette.Engine, caplog: pytest.LogCaptureFixture, level: Any
@@ -309,6 +372,26 @@ async def test_what_a_client_chose_ends_no_line(
     (line,) = [record.getMessage() for record in caplog.records if record.name == "vidette.access"]
     assert not {"\n", "\r", "\x1b"} & set(line)
     assert len(line) < 1000
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+async def test_no_line_has_what_a_terminal_obeys(
+    engine: vidette.Engine, caplog: pytest.LogCaptureFixture, form: Any
+) -> None:
+    app = build_app(engine, door=FrontDoor(logs=LogSettings(requests=True, level=2, format=form)))
+    bad = "\x7f\x85\x9b2J\u2028\u202e\U000e0001\x1b"
+    with caplog.at_level(logging.INFO, "vidette.access"):
+        agent = (b"user-agent", b"a\x85b\x9b2J")
+        await call(app, f"/x{bad}é", headers=[agent])
+        await call(app, "/generate", bad.encode(), headers=[agent])
+    lines = [record.getMessage() for record in caplog.records if record.name == "vidette.access"]
+    for line in lines:
+        assert line.isprintable()
+        assert "\\u009b2J" in line
+    assert "é" in lines[0]
+    if form == "json":
+        path, body = (msgspec.json.decode(line) for line in lines)
+        assert (path["path"], path["agent"], body["body"]) == (f"/x{bad}é", "a\x85b\x9b2J", bad)
 
 
 async def test_one_that_leaves_is_logged_as_such(

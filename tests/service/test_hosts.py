@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
 from vidette.service.hosts import LocalHosts, is_loopback
 from vidette.service.keys import KeyCheck, Keys
@@ -54,13 +54,16 @@ async def test_other_names_are_refused_with_a_sentence(host: str) -> None:
 async def test_what_is_no_http_is_closed_whatever_host_it_names() -> None:
     sent: list[Message] = []
 
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        pytest.fail("it was passed on")
+
     async def send(message: Message) -> None:
         sent.append(message)
 
     async def receive() -> Message:
         return {"type": "websocket.connect"}
 
-    for app in (APP, KeyCheck(APP, Keys())):
+    for check in (LocalHosts(app), KeyCheck(app, Keys())):
         sent.clear()
-        await app({"type": "websocket", "path": "/", "headers": [(b"host", b"localhost")]}, receive, send)
+        await check({"type": "websocket", "path": "/", "headers": [(b"host", b"localhost")]}, receive, send)
         assert [message["type"] for message in sent] == ["websocket.close"]

@@ -259,6 +259,32 @@ async def test_what_cannot_be_taken_is_refused_at_once(engine: vidette.Engine) -
         await engine.wait_quiet()
 
 
+async def test_what_is_made_in_the_background_has_room_from_the_start(engine: vidette.Engine) -> None:
+    app = build_app(engine, limits=ServiceLimits(responses_bytes=6000))
+    async with living(app):
+        refused = await call(app, PATH, in_background(input="x" * 6000, max_output_tokens=9))
+        assert (refused.status, refused.error["param"]) == (400, "input")
+        ended = (await call(app, PATH, asking(input="x" * 2000))).json()["id"]
+        first = (await call(app, PATH, in_background(input="x" * 2500, max_output_tokens=5000))).json()["id"]
+        assert (await retrieve(app, ended)).status == 404  # it was forgotten for the other
+        refused = await call(app, PATH, in_background(input="x" * 2500, max_output_tokens=5000))
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+        assert (await call(app, f"{PATH}/{first}/cancel")).status == 200
+        second = (await call(app, PATH, in_background(input="x" * 2500, max_output_tokens=5000))).json()["id"]
+        assert [(await retrieve(app, name)).status for name in (first, second)] == [404, 200]
+    with anyio.fail_after(SECONDS):
+        await engine.wait_quiet()
+
+
+async def test_what_has_become_too_long_to_be_kept_says_so(engine: vidette.Engine) -> None:
+    app = build_app(engine, limits=ServiceLimits(responses_bytes=1200))
+    async with living(app):
+        name = (await call(app, PATH, in_background(max_output_tokens=600))).json()["id"]
+        failed = await wait_status(app, name, "failed", "incomplete")
+        assert failed["status"] == "failed"
+        assert "too long to be kept" in failed["error"]["message"]
+
+
 # --- what is refused -------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -280,6 +306,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "chat's name for it": ({"max_tokens": 5}, "max_tokens"),
     "metadata": ({"metadata": {"a": "x" * 513}}, "metadata"),
     "more metadata": ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+    "user": ({"user": "x" * 513}, "user"),
+    "safety_identifier": ({"safety_identifier": "x" * 513}, "safety_identifier"),
+    "prompt_cache_key": ({"prompt_cache_key": "x" * 513}, "prompt_cache_key"),
+    "a long field": ({"metadata": {"a": "x" * (1 << 20)}}, "metadata"),
+    "an empty stop": ({"stop": ["a", ""]}, "stop[1]"),
     "n": ({"n": 2}, "n"),
     "stored nowhere": ({"background": True, "store": False}, "background"),
     "watched in the background": ({"background": True, "stream": True}, "stream"),

@@ -62,6 +62,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/tokenize", {"prompt": [1]}, "prompt"),
     ("/tokenize", {"prompt": ["x"] * 1025}, "prompt"),
     ("/tokenize", {"prompt": "x" * ((4 << 20) + 1)}, "prompt"),
+    ("/tokenize", {"prompt": "x" * 8193, "return_token_strs": True}, "prompt"),
+    ("/tokenize", {"prompt": ["x" * 4097] * 2}, "prompt"),
+    ("/tokenize", {"messages": [{"role": "user", "content": "x" * 8192}]}, "messages"),
     ("/tokenize", {"messages": []}, "messages"),
     ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True},
      "add_special_tokens"),
@@ -74,6 +77,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/detokenize", {"tokens": [1] * 8193}, "tokens"),
     ("/detokenize", {"tokens": [[1] * 4097] * 2}, "tokens"),
 ]  # fmt: skip
+
+
+async def test_as_many_tokens_as_fit_are_answered(app: Starlette) -> None:
+    for prompt, count in (("x" * 8192, 8192), (["x" * 4096] * 2, [4096, 4096])):
+        assert (await call(app, "/tokenize", {"prompt": prompt})).json()["count"] == count
 
 
 @pytest.mark.parametrize(("path", "body", "param"), WRONG, ids=[f"{p} {str(b)[:50]}" for p, b, _ in WRONG])

@@ -6,6 +6,7 @@ Traces go into the folder that the engine was opened with; a path that comes ove
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -17,7 +18,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from vidette_protocol.messages import ProfileReq, ProfileReqOutput
 
 MOST_STEPS: Final = 10_000
-"""Steps after which a recording ends by itself: it is held in memory until then."""
+"""Steps after which a recording ends by itself, those that compute nothing too: it is held in memory."""
+LONGEST_RECORDING_SECONDS: Final = 600.0
+"""What a recording may last: the first step after that ends it."""
 PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What a `profile_id` may be: part of a file's name."""
 
@@ -31,19 +34,29 @@ class Profiler:
     Args:
         folder: where traces go; None: nothing is recorded.
         wall: seconds since the epoch, for names.
+        clock: seconds, for how long a recording lasts.
     """
 
-    def __init__(self, folder: str | None, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        folder: str | None,
+        wall: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._folder = None if folder is None else Path(folder)
         self._wall = wall
+        self._clock = clock
         self._wanted: ProfileReq | None = None
         """What is recorded, or will be."""
         self._first = 0
         """The first step of it."""
+        self._taken = 0
+        """Steps in it, also those that computed nothing."""
+        self._began = 0.0
         self._path = Path()
         self._recording: profile | None = None
-        self._ended: Path | Exception | None = None
-        """What came of a recording that ended by itself, until somebody asks."""
+        self._ended: Path | str | None = None
+        """The trace of the last recording, or why there is none."""
 
     def answer(self, question: ProfileReq, steps: int) -> ProfileReqOutput:
         """Begin or end a recording, and say so.
@@ -83,14 +96,19 @@ class Profiler:
         if self._recording is None:
             self._first = number
             self._start(wanted)
+        if self._recording is None:  # it could not begin
+            yield
+            return
         with record_function(f"step {number}"):
             yield
-        most = min(wanted.num_steps or MOST_STEPS, MOST_STEPS)
-        if self._recording is not None and steps() - self._first >= most:
-            try:
-                self._ended = self._finish()
-            except (OSError, RuntimeError) as error:
-                self._ended = error
+        self._taken += 1
+        computed = steps() - self._first
+        if (
+            computed >= (wanted.num_steps or MOST_STEPS)
+            or self._taken >= MOST_STEPS
+            or self._clock() - self._began >= LONGEST_RECORDING_SECONDS
+        ):
+            self._finish()
 
     def _begin(self, question: ProfileReq, steps: int) -> None:
         if self._folder is None:
@@ -117,13 +135,12 @@ class Profiler:
             self._wanted = None
             raise ValueError("no step was taken since the start: there is no trace")
         if self._recording is not None:
-            return self._finish()
-        ended, self._ended = self._ended, None
-        if ended is None:
+            self._finish()
+        if self._ended is None:
             raise ValueError("nothing is being recorded")
-        if isinstance(ended, Exception):
-            raise ended
-        return ended
+        if isinstance(self._ended, str):
+            raise ValueError(self._ended)  # noqa: TRY004  it is no wrong type
+        return self._ended
 
     def _start(self, question: ProfileReq) -> None:
         recording = profile(
@@ -134,19 +151,25 @@ class Profiler:
         try:
             recording.start()
         except RuntimeError as error:  # somebody else in this process records
-            self._wanted, self._ended = None, error
+            self._wanted, self._ended = None, str(error)
         else:
             self._recording = recording
+            self._taken, self._began = 0, self._clock()
 
-    def _finish(self) -> Path:
+    def _finish(self) -> None:
+        """End the recording and write its trace; every stop from now on tells what came of it."""
         recording, self._recording, self._wanted = self._recording, None, None
         if recording is None:
-            raise RuntimeError("nothing is being recorded")
-        recording.stop()
-        recording.export_chrome_trace(str(self._path))
-        if not self._path.exists():  # it tells nobody but stderr
-            raise OSError(f"the trace {self._path.name} could not be written")
-        return self._path
+            return
+        try:
+            recording.stop()
+            recording.export_chrome_trace(str(self._path))
+        except (OSError, RuntimeError) as error:
+            self._ended = str(error)
+        else:
+            # torch tells nobody but stderr of a trace that it could not write.
+            there = self._path.exists()
+            self._ended = self._path if there else f"the trace {self._path.name} could not be written"
 
 
 def _activities(question: ProfileReq) -> list[ProfilerActivity]:

@@ -47,7 +47,7 @@ AHEAD_BYTES: Final = 64 * 1024
 LINGER_SECONDS: Final = 1.0
 """How long a client that was refused may go on sending, so that it gets to read why."""
 UNREAD_SECONDS: Final = 300.0
-"""How long a client may take nothing of what waits for it; it is as good as gone then."""
+"""How long a client may take to read the next WRITE_BYTES that wait for it; then it is as good as gone."""
 RETRY_SECONDS: Final = 0.1
 """After which a connection is taken, if there was no memory or descriptor for it."""
 
@@ -68,7 +68,7 @@ class HypercornServer:
         sock: listens.
         tls: how to speak TLS, if so.
         closing_seconds: how long connections have to take what was sent to them, at the end.
-        unread_seconds: how long one may take nothing of it.
+        unread_seconds: how long a client may take to read the next WRITE_BYTES.
     """
 
     def __init__(
@@ -138,7 +138,12 @@ class HypercornServer:
                 if scope.cancelled_caught:
                     return
             connection = _Connection(
-                self._app, self._config, self._context, stream, plain, self._unread_seconds
+                self._app,
+                self._config,
+                self._context,
+                stream,
+                plain,
+                unread_seconds=self._unread_seconds,
             )
             self._connections.add(connection)
             await connection.run()
@@ -170,7 +175,7 @@ class _Connection:
         context: what all connections share.
         stream: of the connection.
         plain: what is below it, if it speaks TLS.
-        unread_seconds: how long the client may take nothing.
+        unread_seconds: how long the client may take to read the next WRITE_BYTES.
     """
 
     def __init__(
@@ -180,6 +185,7 @@ class _Connection:
         context: WorkerContext,
         stream: ByteStream,
         plain: SocketStream,
+        *,
         unread_seconds: float,
     ) -> None:
         self._app = app

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import time
 from collections.abc import Callable, MutableMapping
 from typing import Any, Final, Literal
@@ -19,6 +21,8 @@ SHOWN_BODY_BYTES: Final = 2048
 """How much of a body is logged at level 2."""
 SHOWN_CHARS: Final = 256
 """How much of a path or a header is logged."""
+RESPONSE_ID: Final = re.compile(r"resp_[^/]+")
+"""The id of a stored response in a path: whoever knows it can read what was said."""
 
 Level = Literal[0, 1, 2, 3]
 """How much is logged: 0 what was asked for and what came of it; 1 also who asked; 2 also how the body begins,
@@ -46,7 +50,7 @@ class Line(Struct, frozen=True, omit_defaults=True):
     Args:
         request_id: its `x-request-id`.
         method: of HTTP.
-        path: without the query.
+        path: without the query, and without the ids of responses.
         status: of the answer; 0: there was none, the client had left.
         seconds: from its head to the end of its answer.
         received: bytes of its body.
@@ -98,7 +102,7 @@ class AccessLog:
         finally:
             line = _line(scope, seen, self._clock() - began, self._settings.level)
             as_json = msgspec.json.encode(line).decode()
-            logger.info("%s", as_json if self._settings.format == "json" else _as_text(line))
+            logger.info("%s", _printable(as_json if self._settings.format == "json" else _as_text(line)))
 
 
 class _Seen:
@@ -134,7 +138,7 @@ def _line(scope: Scope, seen: _Seen, seconds: float, level: Level) -> Line:
     return Line(
         request_id=scope.get(REQUEST_ID, ""),
         method=scope["method"][:SHOWN_CHARS],
-        path=scope["path"][:SHOWN_CHARS].encode(errors="replace").decode(),
+        path=_shown_path(scope["path"]),
         status=seen.status,
         seconds=round(seconds, 6),
         received=seen.received,
@@ -146,6 +150,10 @@ def _line(scope: Scope, seen: _Seen, seconds: float, level: Level) -> Line:
     )
 
 
+def _shown_path(path: str) -> str:
+    return RESPONSE_ID.sub("resp_***", path)[:SHOWN_CHARS].encode(errors="replace").decode()
+
+
 def _as_text(line: Line) -> str:
     """Return a line of `name=value`; what a client chose is quoted, so that it cannot end the line."""
     given = msgspec.to_builtins(line)
@@ -153,3 +161,10 @@ def _as_text(line: Line) -> str:
         f"{name}={msgspec.json.encode(value).decode() if isinstance(value, str) else value}"
         for name, value in given.items()
     )
+
+
+def _printable(line: str) -> str:
+    """Return a line with what a terminal might obey escaped, as JSON has it; msgspec escapes only some."""
+    if line.isprintable():
+        return line
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)

@@ -15,7 +15,7 @@ from vidette.errors import UsageError
 from vidette.service.asked import in_words_of
 from vidette.service.conversation import ContentReader, Conversation, Part
 from vidette.service.errors import shown
-from vidette.service.fields import Fields, Neutral
+from vidette.service.fields import FIELD_BYTES, Fields, Neutral, reader_of
 from vidette.service.limits import ServiceLimits
 
 
@@ -112,8 +112,9 @@ PART_REFUSED: Final = MappingProxyType[str, Neutral](
     }
 )
 
-_BODY = Fields(MessagesRequest, REFUSED)
-_COUNT = Fields(CountRequest, COUNT_REFUSED)
+_PROMPTS = MappingProxyType({"system": reader_of(Raw)})
+_BODY = Fields(MessagesRequest, REFUSED, _PROMPTS, field_bytes=FIELD_BYTES)
+_COUNT = Fields(CountRequest, COUNT_REFUSED, _PROMPTS, field_bytes=FIELD_BYTES)
 _MESSAGE = Fields(AnthropicMessage, {})
 _PART = Fields(Part, PART_REFUSED)
 _TEXT_PARTS: Final = frozenset({"text"})

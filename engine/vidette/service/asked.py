@@ -165,10 +165,12 @@ def in_words_of(error: UsageError, prompt: str, names: Mapping[str, str] = NAMES
     Args:
         error: in the engine's words.
         prompt: the field that the prompt came in, or was made of.
-        names: of the other fields.
+        names: of the other fields; they are whole words, alone or in a path such as "stop[3]".
     """
-    message, param = PROMPTS.sub(prompt, str(error)), error.param
-    for ours, theirs in names.items():
-        message = message.replace(ours, theirs)
-    param = None if param is None else names.get(param, PROMPTS.sub(prompt, param))
-    return UsageError(message, param=param, code=error.code)
+    words = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
+
+    def renamed(text: str) -> str:
+        return words.sub(lambda word: names[word[0]], PROMPTS.sub(prompt, text))
+
+    param = None if error.param is None else renamed(error.param)
+    return UsageError(renamed(str(error)), param=param, code=error.code)

@@ -2,11 +2,14 @@
 
 The content type is not looked at: `curl -d` says that JSON is a form, and a body that is not JSON is refused
 anyway. There is one exception. A page in a browser may send a form or plain text anywhere without asking,
-also to a server on this machine, but has to ask before it sends `application/json`; so a request with an
-`Origin` must say that it is JSON.
+also to a server on this machine, but has to ask before it sends `application/json`; so a `POST` with an
+`Origin` must say that it is JSON, unless the origin is one that the operator let in. What a page can send by
+other methods has no body, or has to be asked for.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import anyio
 from starlette.types import Receive, Scope
@@ -14,6 +17,9 @@ from starlette.types import Receive, Scope
 from vidette.errors import Overloaded
 from vidette.service.errors import BodyTooLarge, BodyTooSlow, WrongMediaType
 from vidette.service.limits import ServiceLimits
+
+NAMED_ORIGIN: Final = "vidette.named_origin"
+"""Where the scope of a request says that it comes from a page that may use the service."""
 
 
 class ClientGone(Exception):  # noqa: N818  an event, not an error
@@ -43,10 +49,12 @@ class BodyReader:
         """
         headers = dict(scope["headers"])
         said = headers.get(b"content-length", b"")
-        # Before the first receive(): of uvicorn, a client that expects "100 Continue" then never gets it.
+        # Before the first receive(), at which uvicorn says "100 Continue"; hypercorn has said it already.
+        # said it.
         if said.isdigit() and int(said[:20]) > self._limits.body_bytes:
             raise self._too_large()
-        if b"origin" in headers and not _says_json(headers.get(b"content-type", b"")):
+        unasked = scope["method"] == "POST" and b"origin" in headers and not scope.get(NAMED_ORIGIN, False)
+        if unasked and not _says_json(headers.get(b"content-type", b"")):
             raise WrongMediaType("a request from a web page must have the content type application/json")
         with anyio.move_on_after(self._limits.body_seconds):
             return await self._read(receive)

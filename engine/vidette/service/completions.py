@@ -28,7 +28,7 @@ from vidette.service.asked import (
     read_stream_options,
     sampling_of,
 )
-from vidette.service.fields import Fields, Neutral
+from vidette.service.fields import FIELD_BYTES, Fields, Neutral
 from vidette.service.prompts import read_prompts_up_to
 from vidette.service.usage import Usage, UsageTold
 
@@ -72,8 +72,13 @@ class CompletionReader:
 
     def __init__(self, max_total_tokens: int) -> None:
         self._fields = Fields(
-            CompletionRequest, REFUSED, readers={"stream_options": read_stream_options}, later=LATER
+            CompletionRequest,
+            REFUSED,
+            readers={"stream_options": read_stream_options},
+            later=LATER,
+            field_bytes=FIELD_BYTES,
         )
+        self._most = max_total_tokens
         self._read_prompts = read_prompts_up_to(max_total_tokens)
 
     def read(self, body: bytes) -> tuple[CompletionRequest, Prompts]:
@@ -86,7 +91,16 @@ class CompletionReader:
         check_stream_options(request)
         if request.best_of is not None and request.best_of != request.n:
             raise unsupported_field("best_of", (request.n,))
-        return request, self._read_prompts(bytes(request.prompt), "prompt")
+        prompts: Prompts = self._read_prompts(bytes(request.prompt), "prompt")
+        for prompt in prompts:
+            if not isinstance(prompt, str) and len(prompt) > self._most:
+                raise UsageError(
+                    f"a list of prompt has {len(prompt)} token ids; at most {self._most} of prompt and "
+                    f"output together fit",
+                    param="prompt",
+                    code="context_length_exceeded",
+                )
+        return request, prompts
 
 
 def to_complete(request: CompletionRequest, prompts: Prompts, rid: str) -> GenerateReqInput:
@@ -122,21 +136,28 @@ def in_words_of_completions(error: UsageError, request: CompletionRequest) -> Us
     return in_words_of(error, "prompt", names)
 
 
-def echoed(prompts: Prompts, engine: Engine) -> list[str]:
-    """Return each prompt as a text; token ids with the names of special ones, but for one it begins with.
+class Echoes:
+    """Prompts as texts, each made when it is first asked for: by then the engine has taken them.
 
-    Raises:
-        UsageError: there is no such token.
+    Args:
+        prompts: as they were read.
+        engine: knows the tokens.
     """
-    return [prompt if isinstance(prompt, str) else _text_of(prompt, engine) for prompt in prompts]
 
+    def __init__(self, prompts: Prompts, engine: Engine) -> None:
+        self._prompts = prompts
+        self._engine = engine
+        self._texts: dict[int, str] = {}
 
-def _text_of(ids: Sequence[int], engine: Engine) -> str:
-    first = 1 if ids and ids[0] == engine.info.bos_token_id else 0
-    try:
-        return engine.detokenize(ids[first:], skip_special_tokens=False)
-    except UsageError as error:
-        raise UsageError(f"prompt is not all tokens: {error}", param="prompt") from error
+    def of(self, place: int) -> str:
+        """Return a prompt; token ids with the names of special ones, but for one it begins with."""
+        prompt = self._prompts[place]
+        if isinstance(prompt, str):
+            return prompt
+        if place not in self._texts:
+            first = 1 if prompt and prompt[0] == self._engine.info.bos_token_id else 0
+            self._texts[place] = self._engine.detokenize(prompt[first:], skip_special_tokens=False)
+        return self._texts[place]
 
 
 class CompletionLogprobs(Struct, frozen=True):
@@ -184,7 +205,7 @@ class CompletionShape:
         model: the name the model is served under.
         engine: knows the tokens.
         request: what was asked for.
-        echoed: the text of each prompt, if they are wanted.
+        echoes: the prompts, if they are wanted.
     """
 
     def __init__(
@@ -194,13 +215,13 @@ class CompletionShape:
         *,
         engine: Engine,
         request: CompletionRequest,
-        echoed: Sequence[str] | None,
+        echoes: Echoes | None,
     ) -> None:
         self._id = name
         self._model = model
         self._engine = engine
         self._request = request
-        self._echoed = echoed
+        self._echoes = echoes
         self._usage = UsageTold(request.stream_options, request.n)
         self._created = int(time.time())
         self._listed: dict[int, LogprobsInLists] = {}
@@ -238,8 +259,10 @@ class CompletionShape:
     ) -> CompletionChoice:
         """Return what is new of an answer."""
         first = index not in self._listed
-        prompt = "" if self._echoed is None else self._echoed[index // self._request.n]
+        prompt = ""
         if first:
+            if self._echoes is not None:
+                prompt = self._echoes.of(index // self._request.n)
             self._listed[index] = LogprobsInLists(self._engine, self._request)
         listed: CompletionLogprobs | None = None
         if self._request.logprobs is not None:

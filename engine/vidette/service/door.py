@@ -9,18 +9,40 @@ import msgspec
 from msgspec import Struct
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vidette.errors import UsageError
 from vidette.service.access_log import AccessLog, LogSettings
+from vidette.service.bodies import NAMED_ORIGIN
 from vidette.service.keys import KeyCheck, Keys
 from vidette.service.request_ids import RequestIds
 
 PREFLIGHT_SECONDS: Final = 600
 """How long a browser may remember what it is allowed."""
-FROM_PAGES: Final = ("authorization", "content-type", "x-api-key", "x-request-id", "anthropic-version")
-"""Headers that a page of an allowed origin may send."""
+FROM_PAGES: Final = ("*",)
+"""Headers that a page of an allowed origin may send: all, since clients add their own, and the key is one."""
 TO_PAGES: Final = ("x-request-id", "retry-after")
 """Headers of an answer that such a page may read."""
+
+
+class NamedOrigins:
+    """Middleware that notes of a request that it comes from a page that may use the service.
+
+    Args:
+        app: what answers.
+        origins: of such pages; "*": all.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+        self._app = app
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on, with the note."""
+        if scope["type"] == "http":
+            origin = dict(scope["headers"]).get(b"origin", b"").decode("latin-1")
+            scope[NAMED_ORIGIN] = "*" in self._origins or origin in self._origins
+        await self._app(scope, receive, send)
 
 
 class FrontDoor(Struct, frozen=True):
@@ -50,6 +72,7 @@ class FrontDoor(Struct, frozen=True):
                     max_age=PREFLIGHT_SECONDS,
                 )
             )
+            layers.append(Middleware(NamedOrigins, origins=self.cors_origins))
         if self.keys:
             layers.append(Middleware(KeyCheck, keys=self.keys))
         return layers

@@ -21,7 +21,7 @@ from vidette.service.chat import in_words_of_chat, read_chat, to_generate
 from vidette.service.completions import (
     CompletionReader,
     CompletionShape,
-    echoed,
+    Echoes,
     in_words_of_completions,
     to_complete,
 )
@@ -226,7 +226,7 @@ class OpenAI:
             self._card.id,
             engine=self._engine,
             request=request,
-            echoed=echoed(prompts, self._engine) if request.echo else None,
+            echoes=Echoes(prompts, self._engine) if request.echo else None,
         )
         answer = answer_generation if len(prompts) == request.n == 1 else answer_group
         try:

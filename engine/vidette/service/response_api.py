@@ -16,7 +16,7 @@ import anyio.abc
 from msgspec.structs import replace
 
 from vidette import Engine, GenerateReqInput
-from vidette.errors import Error, UsageError, unsupported_field
+from vidette.errors import Error, Overloaded, UsageError, unsupported_field
 from vidette.service.background import Background
 from vidette.service.conversation import Conversation
 from vidette.service.errors import NotYet, ResponseNotFound, shown
@@ -147,7 +147,9 @@ class Responses:
                     reason = stream.completion().finish_reason
                 if not scope.cancel_called:
                     response = ended(begun, stream, _new_id("msg"), reason)
-                    self._store.put(response, [*conversation, _message_of(response)])
+                    if not self._store.put(response, [*conversation, _message_of(response)]):
+                        # Whoever was given its id finds out what has become of it.
+                        self._store.put(failed(begun, Overloaded("it became too long to be kept")), [])
         except Exception as error:
             if not taken:
                 raise

@@ -23,11 +23,13 @@ from vidette.service.asked import (
 )
 from vidette.service.conversation import ContentReader, Conversation, Part, read_role
 from vidette.service.errors import shown
-from vidette.service.fields import Fields, Neutral
+from vidette.service.fields import FIELD_BYTES, Fields, Neutral, reader_of
 from vidette.service.limits import ServiceLimits
 
 METADATA: Final = 16
 """Most entries of `metadata`; its keys have at most 64 characters, its values 512, as OpenAI says."""
+LABEL: Final = 512
+"""Most characters of a label that is kept with a response."""
 
 
 class ResponsesRequest(Sampled, frozen=True, kw_only=True):
@@ -122,7 +124,13 @@ PART_REFUSED: Final = MappingProxyType[str, Neutral](
     }
 )
 
-_BODY = Fields(ResponsesRequest, REFUSED, later=LATER)
+_BODY = Fields(
+    ResponsesRequest,
+    REFUSED,
+    readers={"instructions": reader_of(str)},  # a prompt
+    later=LATER,
+    field_bytes=FIELD_BYTES,
+)
 _ITEM = Fields(Item, ITEM_REFUSED, later=ITEM_LATER)
 _PART = Fields(Part, PART_REFUSED)
 _TEXT_PARTS: Final = frozenset({"input_text", "output_text"})
@@ -145,6 +153,13 @@ def read_response(body: bytes, limits: ServiceLimits) -> tuple[ResponsesRequest,
                 f"metadata is too large: at most {METADATA} keys of 64 characters, with values of 512",
                 param="metadata",
             )
+    for name, label in (
+        ("user", request.user),
+        ("safety_identifier", request.safety_identifier),
+        ("prompt_cache_key", request.prompt_cache_key),
+    ):
+        if label is not None and len(label) > LABEL:
+            raise UsageError(f"{name} has {len(label)} characters; at most {LABEL} are accepted", param=name)
     return request, _read_input(bytes(request.input), limits)
 
 

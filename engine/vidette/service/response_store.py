@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from vidette.errors import Overloaded
+from vidette.errors import Overloaded, UsageError
 from vidette.service.conversation import Conversation
 from vidette.service.limits import ServiceLimits
 from vidette.service.response_shape import Response
@@ -20,12 +20,18 @@ class Kept(Struct, frozen=True):
     Args:
         response: as it is now.
         conversation: all that was said up to it, and it, but for instructions.
-        nbytes: of both, as JSON.
+        response_bytes, conversation_bytes: of each, as JSON.
     """
 
     response: Response
     conversation: Conversation
-    nbytes: int
+    response_bytes: int
+    conversation_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """How long both are together, as JSON."""
+        return self.response_bytes + self.conversation_bytes
 
     @property
     def live(self) -> bool:
@@ -54,27 +60,50 @@ class ResponseStore:
         """How long they are together, as JSON."""
         return self._nbytes
 
-    def put(self, response: Response, conversation: Conversation) -> None:
-        """Keep a response, or what has become of one; if it is too long by itself, it is not kept.
+    def put(self, response: Response, conversation: Conversation) -> bool:
+        """Keep a response, or what has become of one; return whether it is not too long by itself for that.
 
         Raises:
-            Overloaded: it is new, and so many are being made that there is no room.
+            UsageError: it is to be made yet, and too long by itself.
+            Overloaded: it is to be made yet, and so much is being made that there is no room.
         """
         self.drop(response.id)
-        new = Kept(response, conversation, len(msgspec.json.encode((response, conversation))))
-        if new.nbytes > self._limits.responses_bytes:
-            return
-        if new.live and sum(kept.live for kept in self._kept.values()) >= self._limits.responses:
-            raise Overloaded(f"{self._limits.responses} responses are being made in the background")
+        new = Kept(response, conversation, _length(response), _length(conversation))
+        if new.live:
+            self._check_room(new)
+        elif new.nbytes > self._limits.responses_bytes:
+            return False
         self._kept[response.id] = new
         self._nbytes += new.nbytes
         self._forget()
+        return True
+
+    def _check_room(self, new: Kept) -> None:
+        """Check that a response which cannot be forgotten has room beside the others of its kind."""
+        most, live = self._limits.responses_bytes, [kept for kept in self._kept.values() if kept.live]
+        if new.nbytes > most:
+            raise UsageError(
+                f"input is too long to be answered in the background: with all that comes before it, it is "
+                f"{new.nbytes} bytes of JSON, and at most {most} are kept",
+                param="input",
+            )
+        if len(live) >= self._limits.responses:
+            raise Overloaded(f"{self._limits.responses} responses are being made in the background")
+        if (held := sum(kept.nbytes for kept in live)) + new.nbytes > most:
+            raise Overloaded(
+                f"responses that are being made in the background hold {held} bytes, and this one has "
+                f"{new.nbytes}; at most {most} are kept"
+            )
 
     def change(self, response: Response) -> None:
         """Note what has become of a response that is kept; one that is not stays so."""
         kept = self._kept.get(response.id)
-        if kept is not None:
-            self._kept[response.id] = replace(kept, response=response)
+        if kept is None or kept.response is response:
+            return
+        new = replace(kept, response=response, response_bytes=_length(response))
+        self._kept[response.id] = new
+        self._nbytes += new.nbytes - kept.nbytes
+        self._forget()
 
     def get(self, name: str) -> Kept | None:
         """Return a response; None: it is not kept, or not any more."""
@@ -97,3 +126,7 @@ class ResponseStore:
                 return
             if not kept.live:
                 self.drop(name)
+
+
+def _length(value: object) -> int:
+    return len(msgspec.json.encode(value))

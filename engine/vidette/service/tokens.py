@@ -118,18 +118,27 @@ class Tokens:
             )
         texts, listed = await self._read_prompts(request)
         bare = request.messages is None and request.add_special_tokens is False
-        rows = []
+        field, most = "prompt" if request.messages is None else "messages", self._engine.max_total_tokens
+        rows: list[list[int]] = []
+        count = 0
         for text in texts:
             try:
                 ids = await self._engine.tokenize(text)
             except UsageError as error:
-                raise in_words_of(error, "prompt" if request.messages is None else "messages") from error
+                raise in_words_of(error, field) from error
             rows.append(ids[1:] if bare and ids[:1] == [self._engine.info.bos_token_id] else ids)
+            count += len(rows[-1])
+            if count > most:
+                raise UsageError(
+                    f"{field} has {count} tokens{' or more' if listed else ''}; at most {most} are answered"
+                    f"{', of all texts' if listed else ''}",
+                    param=field,
+                )
         strs = [list(map(self._str_of, ids)) for ids in rows] if request.return_token_strs else None
         answer = TokenizeAnswer(
             rows if listed else rows[0],
             [len(ids) for ids in rows] if listed else len(rows[0]),
-            self._engine.max_total_tokens,
+            most,
             UNSET if strs is None else strs if listed else strs[0],
         )
         await exchange.send_json(answer)

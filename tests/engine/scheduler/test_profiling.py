@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from vidette.scheduler.profiling import Profiler
+from vidette.scheduler import profiling
+from vidette.scheduler.profiling import LONGEST_RECORDING_SECONDS, Profiler
 from vidette_protocol.messages import ProfileReq, ProfileReqOutput
 
 
@@ -59,7 +61,7 @@ def test_all_steps_between_start_and_stop(profiler: Profiler, tmp_path: Path) ->
     steps.take(2)
     assert steps_in(stopped) == {"step 3", "step 4"}
     assert [path.name for path in tmp_path.iterdir()] == ["slow-3.trace.json"]
-    assert profiler.answer(STOP, steps.count).message == "nothing is being recorded"
+    assert profiler.answer(STOP, steps.count) == stopped  # to who lost the first answer
 
 
 def test_so_many_steps_from_one_on_and_it_ends_by_itself(profiler: Profiler) -> None:
@@ -70,17 +72,38 @@ def test_so_many_steps_from_one_on_and_it_ends_by_itself(profiler: Profiler) -> 
     steps.take(3)
     stopped = profiler.answer(STOP, steps.count)
     assert steps_in(stopped) == {"step 2", "step 3"}
-    assert not profiler.answer(STOP, steps.count).success  # told once
+    assert profiler.answer(STOP, steps.count) == stopped
+    assert profiler.answer(start(profile_id="next"), steps.count).success
+    assert "no step was taken" in profiler.answer(STOP, steps.count).message
+    assert profiler.answer(STOP, steps.count).message == "nothing is being recorded"
 
 
-def test_it_can_be_done_again(profiler: Profiler) -> None:
+def test_a_forgotten_one_ends_though_nothing_is_computed(
+    profiler: Profiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "MOST_STEPS", 5)
     steps = Steps(profiler)
-    paths = set()
-    for _ in range(2):
-        profiler.answer(start(), steps.count)
-        steps.take()
-        paths.add(profiler.answer(STOP, steps.count).path)
-    assert len(paths) == 2
+    profiler.answer(start(num_steps=100), 0)
+    steps.take(4, launch=False)
+    assert "already" in profiler.answer(start(), 0).message
+    steps.take(launch=False)
+    assert isinstance(profiler.step(lambda: 0), nullcontext)
+    assert steps_in(profiler.answer(STOP, 0)) == {"step 0"}
+
+
+def test_a_forgotten_one_ends_in_time(tmp_path: Path) -> None:
+    now = 100.0
+    profiler = Profiler(str(tmp_path), lambda: 0.0, lambda: now)
+    steps = Steps(profiler)
+    profiler.answer(start(start_step=1), 0)
+    now += LONGEST_RECORDING_SECONDS  # it has not begun
+    steps.take(2)
+    now += LONGEST_RECORDING_SECONDS - 1
+    steps.take()
+    now += 1
+    assert list(tmp_path.iterdir()) == []
+    steps.take(3)
+    assert steps_in(profiler.answer(STOP, steps.count)) == {"step 1", "step 2", "step 3"}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +169,8 @@ def test_a_folder_that_is_gone_fails_the_trace_and_not_the_step(
     folder.rmdir()
     steps = Steps(profiler)
     steps.take(2)
-    assert not profiler.answer(STOP, steps.count).success
+    for _ in range(2):
+        assert "could not be written" in profiler.answer(STOP, steps.count).message
     folder.mkdir()
     assert profiler.answer(start(), steps.count).success
     profiler.close()
