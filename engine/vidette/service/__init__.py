@@ -26,6 +26,9 @@
 - `hosts`      what a server on loopback answers to
 - `control`    what whoever runs the server does: abort, flush, pause, profile, logs
 - `info`       /server_info, /model_info, /v1/loads and /metrics
+- `openapi`    /openapi.json: the document that says what all of these take and answer
+- `openapi_schema` JSON Schema of bodies and answers
+- `openapi_table` what the handlers take and answer
 - `later`      paths that are not served yet
 - `door`       who may come in, and the middleware that sees to it
 - `keys`       what clients have to know

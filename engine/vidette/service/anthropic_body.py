@@ -113,11 +113,11 @@ PART_REFUSED: Final = MappingProxyType[str, Neutral](
 )
 
 _PROMPTS = MappingProxyType({"system": reader_of(Raw)})
-_BODY = Fields(MessagesRequest, REFUSED, _PROMPTS, field_bytes=FIELD_BYTES)
-_COUNT = Fields(CountRequest, COUNT_REFUSED, _PROMPTS, field_bytes=FIELD_BYTES)
-_MESSAGE = Fields(AnthropicMessage, {})
-_PART = Fields(Part, PART_REFUSED)
-_TEXT_PARTS: Final = frozenset({"text"})
+BODY: Final = Fields(MessagesRequest, REFUSED, _PROMPTS, field_bytes=FIELD_BYTES)
+COUNT: Final = Fields(CountRequest, COUNT_REFUSED, _PROMPTS, field_bytes=FIELD_BYTES)
+MESSAGE: Final = Fields(AnthropicMessage, {})
+PART: Final = Fields(Part, PART_REFUSED)
+TEXT_PARTS: Final = frozenset({"text"})
 ROLES: Final = ("user", "assistant")
 
 
@@ -127,7 +127,7 @@ def read_anthropic(body: bytes, limits: ServiceLimits) -> tuple[MessagesRequest,
     Raises:
         UsageError: it cannot be honoured; with the field at fault.
     """
-    request = _BODY.decode(body)
+    request = BODY.decode(body)
     if request.max_tokens < 1:
         raise UsageError(f"max_tokens is {request.max_tokens}; it must be at least 1", param="max_tokens")
     return request, _read_conversation(request, limits)
@@ -139,16 +139,16 @@ def read_count(body: bytes, limits: ServiceLimits) -> tuple[CountRequest, Conver
     Raises:
         UsageError: as `read_anthropic`.
     """
-    request = _COUNT.decode(body)
+    request = COUNT.decode(body)
     return request, _read_conversation(request, limits)
 
 
 def _read_conversation(request: CountRequest, limits: ServiceLimits) -> Conversation:
-    contents = ContentReader(limits, _PART, _TEXT_PARTS)
+    contents = ContentReader(limits, PART, TEXT_PARTS)
     conversation = []
     if request.system is not None:
         conversation.append({"role": "system", "content": contents.read(bytes(request.system), "system")})
-    messages = _MESSAGE.decode_many(bytes(request.messages), "messages", limits.messages)
+    messages = MESSAGE.decode_many(bytes(request.messages), "messages", limits.messages)
     if not messages:
         raise UsageError("messages is empty; a conversation has at least one message", param="messages")
     for place, message in enumerate(messages):

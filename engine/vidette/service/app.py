@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from vidette.api import Engine
 from vidette.service.anthropic import ANTHROPIC, Anthropic
@@ -26,6 +26,7 @@ from vidette.service.later import LATER, Later
 from vidette.service.limits import ServiceLimits
 from vidette.service.native import Native
 from vidette.service.openai import OpenAI
+from vidette.service.openapi import Document
 from vidette.service.response_api import Responses
 from vidette.service.responses import NAMED_EVENTS, OPENAI, Answer, Dialect, Endpoint
 from vidette.service.tokens import Tokens
@@ -70,33 +71,36 @@ def build_app(
         endpoint = Endpoint(answer, gate=inside, bodies=bodies, limits=limits)
         return Route(path, AdminOnly(endpoint), methods=["POST"])
 
+    routes: list[BaseRoute] = [
+        route("/health", "GET", health.answer),
+        route("/health/live", "GET", health.live, always),
+        route("/health/progress", "GET", health.progress, always),
+        route("/health/ready", "GET", health.ready),
+        route("/health_generate", "GET", health.ready),
+        route("/generate", "POST", native.generate),
+        route("/v1/chat/completions", "POST", openai.chat_completions),
+        route("/v1/completions", "POST", openai.completions),
+        route("/v1/responses", "POST", stored.create, dialect=NAMED_EVENTS),
+        route("/v1/responses/{id}", "GET", stored.retrieve),
+        route("/v1/responses/{id}", "DELETE", stored.delete),
+        route("/v1/responses/{id}/cancel", "POST", stored.cancel),
+        route("/v1/messages", "POST", anthropic.messages, dialect=ANTHROPIC),
+        route("/v1/messages/count_tokens", "POST", anthropic.count_tokens, dialect=ANTHROPIC),
+        route("/tokenize", "POST", tokens.tokenize),
+        route("/detokenize", "POST", tokens.detokenize),
+        route("/v1/tokenize", "POST", tokens.tokenize),
+        route("/v1/detokenize", "POST", tokens.detokenize),
+        route("/v1/models", "GET", openai.list_models),
+        route("/v1/models/{id:path}", "GET", openai.show_model),
+        *(route(path, "GET", answer, always) for path, answer in info.routes().items()),
+        *(route(path, "POST", answer) for path, answer in control.client_routes().items()),
+        *(admin(path, answer) for path, answer in control.admin_routes().items()),
+        *(admin(path, Later(what).answer) for what, paths in LATER.items() for path in paths),
+    ]
+    document = Document(routes, door.keys)
+    routes.append(route("/openapi.json", "GET", document.answer, always))
     app = Starlette(
-        routes=[
-            route("/health", "GET", health.answer),
-            route("/health/live", "GET", health.live, always),
-            route("/health/progress", "GET", health.progress, always),
-            route("/health/ready", "GET", health.ready),
-            route("/health_generate", "GET", health.ready),
-            route("/generate", "POST", native.generate),
-            route("/v1/chat/completions", "POST", openai.chat_completions),
-            route("/v1/completions", "POST", openai.completions),
-            route("/v1/responses", "POST", stored.create, dialect=NAMED_EVENTS),
-            route("/v1/responses/{id}", "GET", stored.retrieve),
-            route("/v1/responses/{id}", "DELETE", stored.delete),
-            route("/v1/responses/{id}/cancel", "POST", stored.cancel),
-            route("/v1/messages", "POST", anthropic.messages, dialect=ANTHROPIC),
-            route("/v1/messages/count_tokens", "POST", anthropic.count_tokens, dialect=ANTHROPIC),
-            route("/tokenize", "POST", tokens.tokenize),
-            route("/detokenize", "POST", tokens.detokenize),
-            route("/v1/tokenize", "POST", tokens.tokenize),
-            route("/v1/detokenize", "POST", tokens.detokenize),
-            route("/v1/models", "GET", openai.list_models),
-            route("/v1/models/{id:path}", "GET", openai.show_model),
-            *(route(path, "GET", answer, always) for path, answer in info.routes().items()),
-            *(route(path, "POST", answer) for path, answer in control.client_routes().items()),
-            *(admin(path, answer) for path, answer in control.admin_routes().items()),
-            *(admin(path, Later(what).answer) for what, paths in LATER.items() for path in paths),
-        ],
+        routes=routes,
         middleware=door.middleware(),
         lifespan=lambda _: background.running(),
         exception_handlers={HTTPException: _answer_no_route},

@@ -105,7 +105,8 @@ SGLANG_REFUSED: Final = MappingProxyType[str, Neutral](
 CONSTRAINTS_LATER: Final = MappingProxyType[str, Neutral]({"regex": (), "ebnf": ()})
 """SGLang's ways to say what an output has to be."""
 
-read_stream_options = Fields(StreamOptions, STREAM_OPTIONS_REFUSED).decode
+STREAM_OPTIONS: Final = Fields(StreamOptions, STREAM_OPTIONS_REFUSED)
+read_stream_options = STREAM_OPTIONS.decode
 
 
 def check_stream_options(request: Asked) -> None:

@@ -107,16 +107,16 @@ PART_REFUSED: Final = MappingProxyType[str, Neutral](
     {"image_url": (), "video_url": (), "audio_url": (), "input_audio": (), "file": (), "refusal": ()}
 )
 
-_BODY = Fields(
+BODY: Final = Fields(
     ChatRequest,
     REFUSED,
     readers={"stream_options": read_stream_options},
     later=LATER,
     field_bytes=FIELD_BYTES,
 )
-_MESSAGE = Fields(Message, MESSAGE_REFUSED, later=MESSAGE_LATER)
-_PART = Fields(Part, PART_REFUSED)
-_TEXT_PARTS: Final = frozenset({"text"})
+MESSAGE: Final = Fields(Message, MESSAGE_REFUSED, later=MESSAGE_LATER)
+PART: Final = Fields(Part, PART_REFUSED)
+TEXT_PARTS: Final = frozenset({"text"})
 
 
 def read_chat(body: bytes, limits: ServiceLimits) -> tuple[ChatRequest, Conversation]:
@@ -125,7 +125,7 @@ def read_chat(body: bytes, limits: ServiceLimits) -> tuple[ChatRequest, Conversa
     Raises:
         UsageError: it cannot be honoured; with the field at fault.
     """
-    request = _BODY.decode(body)
+    request = BODY.decode(body)
     check_stream_options(request)
     old, new = request.max_tokens, request.max_completion_tokens
     if old is not None and new is not None and old != new:
@@ -144,10 +144,10 @@ def read_messages(raw: bytes, limits: ServiceLimits) -> Conversation:
     Raises:
         UsageError: it cannot be honoured; with the field at fault.
     """
-    messages = _MESSAGE.decode_many(raw, "messages", limits.messages)
+    messages = MESSAGE.decode_many(raw, "messages", limits.messages)
     if not messages:
         raise UsageError("messages is empty; a conversation has at least one message", param="messages")
-    contents = ContentReader(limits, _PART, _TEXT_PARTS)
+    contents = ContentReader(limits, PART, TEXT_PARTS)
     conversation = []
     for place, message in enumerate(messages):
         where = f"messages[{place}]"

@@ -61,6 +61,13 @@ LATER: Final = MappingProxyType[str, Neutral](
     {"response_format": ({"type": "text"},), "json_schema": (), **CONSTRAINTS_LATER}
 )
 """Likewise; structured output."""
+BODY: Final = Fields(
+    CompletionRequest,
+    REFUSED,
+    readers={"stream_options": read_stream_options},
+    later=LATER,
+    field_bytes=FIELD_BYTES,
+)
 
 
 class CompletionReader:
@@ -71,13 +78,6 @@ class CompletionReader:
     """
 
     def __init__(self, max_total_tokens: int) -> None:
-        self._fields = Fields(
-            CompletionRequest,
-            REFUSED,
-            readers={"stream_options": read_stream_options},
-            later=LATER,
-            field_bytes=FIELD_BYTES,
-        )
         self._most = max_total_tokens
         self._read_prompts = read_prompts_up_to(max_total_tokens)
 
@@ -87,7 +87,7 @@ class CompletionReader:
         Raises:
             UsageError: it cannot be honoured; with the field at fault.
         """
-        request = self._fields.decode(body)
+        request = BODY.decode(body)
         check_stream_options(request)
         if request.best_of is not None and request.best_of != request.n:
             raise unsupported_field("best_of", (request.n,))
@@ -193,7 +193,7 @@ class CompletionAnswer(Struct, frozen=True):
     created: int
     model: str
     choices: tuple[CompletionChoice, ...]
-    usage: Usage | UnsetType | None
+    usage: Usage | UnsetType | None = UNSET
     object: str = "text_completion"
 
 

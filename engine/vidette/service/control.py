@@ -41,6 +41,8 @@ T = TypeVar("T", bound=Struct)
 
 LOGGER: Final = "vidette"
 """Whose level `log_level` sets."""
+FLUSH_QUERY: Final = frozenset({"timeout"})
+"""What the query of `/flush_cache` may have."""
 LONGEST_REASON: Final = 1024
 """Characters of the reason for an abort."""
 
@@ -204,7 +206,7 @@ class Control:
     async def flush_cache(self, exchange: Exchange) -> None:
         """Answer `POST /flush_cache`, with `?timeout=` seconds to wait until no request lives."""
         _read(NOTHING, exchange)
-        timeout = _number(query_of(exchange, {"timeout"}).get("timeout", "0"), "timeout")
+        timeout = _number(query_of(exchange, FLUSH_QUERY).get("timeout", "0"), "timeout")
         if not 0 <= timeout <= self._limits.flush_seconds:
             raise UsageError(
                 f"timeout is {timeout:g}; it must be from 0 to {self._limits.flush_seconds:g} s",

@@ -81,6 +81,21 @@ class Fields(Generic[T]):
         )
         self._names: msgspec.json.Decoder[Any] = msgspec.json.Decoder(names)
 
+    @property
+    def honoured(self) -> type[T]:
+        """The struct of the fields that are honoured."""
+        return self._honoured
+
+    @property
+    def refused(self) -> Mapping[str, Neutral]:
+        """The fields that are not supported yet, those that are refused with 501 included."""
+        return self._refused
+
+    @property
+    def later(self) -> Mapping[str, Neutral]:
+        """The fields that are refused with 501."""
+        return self._later
+
     def decode(self, data: bytes, where: str = "") -> T:
         """Return an object of honoured fields.
 

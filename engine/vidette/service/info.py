@@ -7,6 +7,7 @@ not told until somebody adds it here.
 from __future__ import annotations
 
 import time
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -23,6 +24,8 @@ from vidette.service.responses import Answer, Exchange
 
 SECTIONS: Final = ("core", "memory", "queues", "speculative", "lora", "disaggregation", "all")
 """What `/v1/loads?include=` may name."""
+LOADS_QUERY: Final = frozenset({"dp_rank", "include", "format"})
+"""What the query of `/v1/loads` may have."""
 PROMETHEUS: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -156,7 +159,7 @@ class Info:
 
     async def loads(self, exchange: Exchange) -> None:
         """Answer `GET /v1/loads`: how busy the scheduler is, as of the last it said."""
-        asked = query_of(exchange, {"dp_rank", "include", "format"})
+        asked = query_of(exchange, LOADS_QUERY)
         rank, sections = asked.get("dp_rank", "0"), asked.get("include", "core").split(",")
         if asked.get("format", "json") != "json":
             raise UsageError("format must be 'json'; /metrics is what Prometheus scrapes", param="format")
@@ -213,7 +216,7 @@ def settings_of(config: EngineConfig) -> EngineSettings:
     return EngineSettings(**{name: given[name] for name in EngineSettings.__struct_fields__})
 
 
-def query_of(exchange: Exchange, known: set[str]) -> dict[str, str]:
+def query_of(exchange: Exchange, known: AbstractSet[str]) -> dict[str, str]:
     """Return the query of a request, each name once.
 
     Raises:

@@ -134,17 +134,20 @@ def given_key(scope: Scope) -> bytes | None:
 class AdminOnly:
     """An endpoint that only whoever runs the server may use; where there are no keys, everybody may.
 
+    Attributes:
+        app: the endpoint.
+
     Args:
         app: the endpoint.
     """
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+        self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or pass it on."""
         if scope.get(ADMIN, True):
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         error = KeyTooLow("this needs the admin key of the server", code="admin_key_required")
         await _answer(error, {}, scope, receive, send)

@@ -52,14 +52,17 @@ LATER: Final = MappingProxyType(
 class Later:
     """An endpoint that is not served yet.
 
+    Attributes:
+        what: it would serve.
+
     Args:
         what: it would serve.
     """
 
     def __init__(self, what: str) -> None:
-        self._what = what
+        self.what = what
 
     async def answer(self, exchange: Exchange) -> None:
-        """Say so, whatever was asked."""
+        """Answer that it is not served yet, whatever was asked."""
         exchange.take_body()
-        raise NotYet(f"{self._what} : this is not served yet", code="not_implemented")
+        raise NotYet(f"{self.what} : this is not served yet", code="not_implemented")

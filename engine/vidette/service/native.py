@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from vidette import (
     Delta,
@@ -98,9 +98,32 @@ class Output(Struct, frozen=True):
     """
 
     text: str
-    output_ids: Raw
+    output_ids: Annotated[Raw, Meta(extra_json_schema={"type": "array", "items": {"type": "integer"}})]
     meta_info: dict[str, Any]
     index: int | UnsetType = UNSET
+
+
+SAMPLING: Final = Fields(
+    SamplingParams,
+    {
+        **{name: neutral for name, neutral in UNSUPPORTED_SAMPLING.items() if name != "n"},
+        **SAMPLING_ONLY_SGLANG,
+    },
+    field_bytes=FIELD_BYTES,
+)
+
+
+def fields_up_to(most: int) -> Fields[NativeRequest]:
+    """Return the fields of the body.
+
+    Args:
+        most: token ids of one prompt that could be served.
+    """
+    return Fields(
+        NativeRequest,
+        {**UNSUPPORTED, **ONLY_SGLANG},
+        readers={"input_ids": read_ids_up_to(most), "sampling_params": _one_or_many(SAMPLING)},
+    )
 
 
 class NativeShape:
@@ -164,16 +187,7 @@ class Native:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        refused = {name: neutral for name, neutral in UNSUPPORTED_SAMPLING.items() if name != "n"}
-        sampling = Fields(SamplingParams, {**refused, **SAMPLING_ONLY_SGLANG}, field_bytes=FIELD_BYTES)
-        self._fields = Fields(
-            NativeRequest,
-            {**UNSUPPORTED, **ONLY_SGLANG},
-            readers={
-                "input_ids": read_ids_up_to(engine.max_total_tokens),
-                "sampling_params": _one_or_many(sampling),
-            },
-        )
+        self._fields = fields_up_to(engine.max_total_tokens)
 
     async def generate(self, exchange: Exchange) -> None:
         """Answer `POST /generate`."""

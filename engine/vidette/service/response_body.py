@@ -124,16 +124,16 @@ PART_REFUSED: Final = MappingProxyType[str, Neutral](
     }
 )
 
-_BODY = Fields(
+BODY: Final = Fields(
     ResponsesRequest,
     REFUSED,
     readers={"instructions": reader_of(str)},  # a prompt
     later=LATER,
     field_bytes=FIELD_BYTES,
 )
-_ITEM = Fields(Item, ITEM_REFUSED, later=ITEM_LATER)
-_PART = Fields(Part, PART_REFUSED)
-_TEXT_PARTS: Final = frozenset({"input_text", "output_text"})
+ITEM: Final = Fields(Item, ITEM_REFUSED, later=ITEM_LATER)
+PART: Final = Fields(Part, PART_REFUSED)
+TEXT_PARTS: Final = frozenset({"input_text", "output_text"})
 
 
 def read_response(body: bytes, limits: ServiceLimits) -> tuple[ResponsesRequest, Conversation]:
@@ -142,7 +142,7 @@ def read_response(body: bytes, limits: ServiceLimits) -> tuple[ResponsesRequest,
     Raises:
         UsageError: it cannot be honoured; with the field at fault.
     """
-    request = _BODY.decode(body)
+    request = BODY.decode(body)
     if request.background and not request.store:
         raise UsageError("background is only allowed with store: true", param="background")
     if request.background and request.stream:
@@ -164,10 +164,10 @@ def read_response(body: bytes, limits: ServiceLimits) -> tuple[ResponsesRequest,
 
 
 def _read_input(raw: bytes, limits: ServiceLimits) -> Conversation:
-    contents = ContentReader(limits, _PART, _TEXT_PARTS)
+    contents = ContentReader(limits, PART, TEXT_PARTS)
     if not raw.startswith(b"["):
         return [{"role": "user", "content": contents.read(raw, "input")}]
-    items = _ITEM.decode_many(raw, "input", limits.messages)
+    items = ITEM.decode_many(raw, "input", limits.messages)
     if not items:
         raise UsageError("input is an empty list; give at least one message", param="input")
     conversation = []

@@ -168,6 +168,10 @@ Answer = Callable[[Exchange], Awaitable[None]]
 class Endpoint:
     """An ASGI app that answers the requests of one route.
 
+    Attributes:
+        answer: what answers.
+        dialect: of the API.
+
     Args:
         answer: what answers.
         gate: counts the requests inside.
@@ -187,16 +191,16 @@ class Endpoint:
         stopping: Gate | None = None,
         dialect: Dialect = OPENAI,
     ) -> None:
-        self._answer = answer
+        self.answer = answer
+        self.dialect = dialect
         self._gate = gate
         self._bodies = bodies
         self._limits = limits
         self._stopping = gate if stopping is None else stopping
-        self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; nothing but a cancellation from outside gets out."""
-        exchange = Exchange(scope, send, self._stopping, self._dialect)
+        exchange = Exchange(scope, send, self._stopping, self.dialect)
         try:
             with self._gate.enter() as stop:
                 await self._answer_watched(exchange, scope, receive)
@@ -220,7 +224,7 @@ class Endpoint:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope)
             try:
-                await self._answer(exchange)
+                await self.answer(exchange)
             except ClientGone:
                 pass
             except Exception as error:  # noqa: BLE001  the edge of the server: it answers, and lives on

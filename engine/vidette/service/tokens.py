@@ -8,6 +8,7 @@ tokens, are SGLang's; conversations are vLLM's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -60,10 +61,10 @@ class DetokenizeRequest(Struct, frozen=True):
 class TokenizeAnswer(Struct, frozen=True):
     """Tokens of a prompt, or of each; and how many fit with their output."""
 
-    tokens: list[int] | list[list[int]]
+    tokens: Sequence[int | Sequence[int]]
     count: int | list[int]
     max_model_len: int
-    token_strs: list[str] | list[list[str]] | UnsetType | None = UNSET
+    token_strs: Sequence[str | Sequence[str]] | UnsetType | None = UNSET
 
 
 class DetokenizeAnswer(Struct, frozen=True):
@@ -85,6 +86,9 @@ REFUSED: Final = MappingProxyType[str, Neutral](
 """Not supported yet, each with the values that ask for nothing (null always does)."""
 LATER: Final = MappingProxyType[str, Neutral]({"tools": ([],)})
 
+TOKENIZE: Final = Fields(TokenizeRequest, REFUSED, later=LATER)
+DETOKENIZE: Final = Fields(DetokenizeRequest, {})
+
 _read_text, _read_texts = reader_of(str), reader_of(list[str])
 
 
@@ -101,13 +105,11 @@ class Tokens:
         self._engine = engine
         self._limits = limits
         self._openai = openai
-        self._tokenize = Fields(TokenizeRequest, REFUSED, later=LATER)
-        self._detokenize = Fields(DetokenizeRequest, {})
         self._read_ids = read_ids_up_to(engine.max_total_tokens)
 
     async def tokenize(self, exchange: Exchange) -> None:
         """Answer `POST /tokenize`."""
-        request = self._tokenize.decode(exchange.take_body())
+        request = TOKENIZE.decode(exchange.take_body())
         self._openai.check_model(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise UsageError("give either prompt or messages", param="prompt")
@@ -163,7 +165,7 @@ class Tokens:
 
     async def detokenize(self, exchange: Exchange) -> None:
         """Answer `POST /detokenize`."""
-        request = self._detokenize.decode(exchange.take_body())
+        request = DETOKENIZE.decode(exchange.take_body())
         self._openai.check_model(request.model)
         raw = bytes(request.tokens)
         if (count := raw.count(b",") + 1) > (most := self._engine.max_total_tokens):
