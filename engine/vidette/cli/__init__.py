@@ -1,10 +1,13 @@
 """The `vidette` command.
 
 - `main`       the parser; the one place where errors become sentences and exit statuses
-- `serve`, `generate`, `pull`, `build_kernels`, `demo`, `bench`, `fuzz`, `wire`   the subcommands
+- `serve`, `generate`, `chat`, `demo`, `pull`, `doctor`   the subcommands that are about a model
+- `build_kernels`, `bench`, `fuzz`, `wire`   those for who works on the engine
 - `bench_load`   the one of `bench` that puts a server under load
 - `bench_http`   those of `bench` that are about servers: what HTTP costs, and clients that leave
 - `bench_model`  those of `bench` that are about a model: its steps, and its predictions
+- `_talkers`   who answers in `chat`: an engine, or a service
+- `_findings`  what `doctor` looks at
 - `_front_door` options that say who may use the service, and what is logged of it
 - `_options`   options that several of them have
 - `_run`       an async program that a signal ends in order

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from vidette import __version__
-from vidette.cli import bench, build_kernels, demo, fuzz, generate, pull, serve, wire
+from vidette.cli import bench, build_kernels, chat, demo, doctor, fuzz, generate, pull, serve, wire
 from vidette.errors import Error, UsageError
 
 INTERRUPTED = 130
@@ -72,7 +72,14 @@ def _make_parser() -> argparse.ArgumentParser:
 
     add("serve", "serve a model over HTTP", serve.serve, serve.add_parser)
     add("generate", "generate from one prompt", generate.generate, generate.add_parser)
+    add("chat", "talk to a model in the terminal", chat.chat, chat.add_parser)
     add("pull", "get a known model", pull.pull, pull.add_parser)
+    add(
+        "doctor",
+        "tell what is there, what is missing, and what to do about it",
+        doctor.doctor,
+        doctor.add_parser,
+    )
     add("demo", "serve a model, stream an answer from it, and stop", demo.demo, demo.add_parser)
     add(
         "build-kernels",
