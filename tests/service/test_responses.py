@@ -40,8 +40,8 @@ async def living(app: Starlette) -> AsyncGenerator[None]:
 
 async def wait_status(app: Starlette, name: str, *statuses: str) -> Any:
     with anyio.fail_after(SECONDS):
-        while (response := (await retrieve(app, name)).json())["status"] not in statuses:
-            await anyio.sleep(0.005)  # the thread that computes waits for us otherwise
+        while (response := (await retrieve(app, name)).json())["status"] not in statuses:  # noqa: ASYNC110
+            await anyio.sleep(0.005)  # or the thread that computes waits for us
     return response
 
 
