@@ -16,6 +16,7 @@ Where to look:
 - `credit_mutants`  faults of arenas and of bounded links
 - `simulate`    the engine's own code on a clock that jumps, against an adversary
 - `simulation`  the parts of that: links, clients, the world that is walked along
+- `overlapping` a model that computes as a device does, while the host goes on
 - `stories`     a run of the protocol, told line by line
 - `tables`      the generated parts of the page about all this
 - `strategies`  Hypothesis strategies for every message, and for frames that were tampered with

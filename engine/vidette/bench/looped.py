@@ -53,6 +53,7 @@ class TimedModel:
 
     def __init__(self, model: Model, *, spare: int = 0) -> None:
         self.info = model.info
+        self.overlaps = False  # it waits for what it times
         self.rows = self.tokens = 0
         self.seconds = 0.0
         self.logits: torch.Tensor | None = None

@@ -39,6 +39,7 @@ class IdleModel:
 
     def __init__(self, rows: int) -> None:
         self.info = ModelInfo("idle", "idle", VOCAB, 1 << 30, frozenset({0}), 0)
+        self.overlaps = False
         self._logits = torch.zeros(rows, VOCAB)
         self._logits[:, 7] = 1.0
 

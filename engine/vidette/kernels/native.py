@@ -82,6 +82,7 @@ class NativeDecoder:
             raise KernelError(f"{config.architecture} has {reason}")
         values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
         self.info = info._replace(kv_bytes_per_token=values_per_token * _BYTES_PER_VALUE)
+        self.overlaps = False
         self.threads = min(threads or usable_processors(), MAX_THREADS)
         self._config = config
         self._functions = bind(kernels.library)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -72,6 +73,36 @@ def send(values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return target.copy_(values)
     with torch.cuda.device(target.device):  # else the memory is pinned by, and for, the first device
         return target.copy_(values.pin_memory(), non_blocking=True)
+
+
+class Fetched(NamedTuple):
+    """Values on their way to host memory.
+
+    Args:
+        values: where they will be.
+        arrived: what to wait for before they are read; None: they are there.
+    """
+
+    values: torch.Tensor
+    arrived: torch.cuda.Event | None = None
+
+    def wait(self) -> torch.Tensor:
+        """Return the values as soon as they are there."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.values
+
+
+def fetch(values: torch.Tensor) -> Fetched:
+    """Begin to copy from a device to host memory, behind all that it has to do before."""
+    if not values.is_cuda:
+        return Fetched(values)
+    with torch.cuda.device(values.device):
+        target = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        target.copy_(values, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+    return Fetched(target, arrived)
 
 
 def capture_on(device: torch.device) -> Capture:

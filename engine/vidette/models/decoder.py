@@ -62,6 +62,7 @@ class Decoder:
     ) -> None:
         values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
         self.info = info._replace(kv_bytes_per_token=values_per_token * torch.float32.itemsize)
+        self.overlaps = False
         self._config = config
         loader = WeightLoader(config, weights, progress)
         self._embedding_VE = loader.matrix(weights.embedding)

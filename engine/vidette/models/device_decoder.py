@@ -104,6 +104,7 @@ class DeviceDecoder:
         values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
         self.info = info._replace(kv_bytes_per_token=values_per_token * dtype.itemsize)
         self._config = config
+        self.overlaps = device.type != "cpu"
         self._device, self.dtype = device, dtype
         self._capture, self._max_rows, self._ahead = capture, max_rows, ahead
         loader = WeightLoader(config, weights, progress)

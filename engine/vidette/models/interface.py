@@ -118,6 +118,8 @@ class Model(BlockCopier, Protocol):
     """Weights and KV pool of one model; owned and called by one thread."""
 
     info: ModelInfo
+    overlaps: bool
+    """Whether it computes while the host goes on, so that `forward` returns before it has computed."""
 
     def allocate(self, num_blocks: int) -> None:
         """Create the KV pool: `num_blocks` blocks of BLOCK_SIZE tokens. Called once, before `forward`."""
@@ -125,8 +127,11 @@ class Model(BlockCopier, Protocol):
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Compute one step over all rows and layers.
 
+        Args:
+            plan: has been read when this returns, and is written anew for the next step.
+
         Returns:
             float32 [L, vocab_size], row i the logits after token `plan.logit_tokens[i]`. They may be changed,
-            and the next call may overwrite them.
+            and the next call may overwrite them. If it `overlaps`, whoever reads them waits for them.
         """
         ...

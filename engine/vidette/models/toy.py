@@ -39,6 +39,7 @@ class ToyModel:
 
     def __init__(self) -> None:
         self.info: ModelInfo = toy_info()
+        self.overlaps = False
         rng = np.random.default_rng(_SEED)
         self._logits_of_state = _logits_table(rng)
         # Odd weights: no position can lose the low bits of its token.

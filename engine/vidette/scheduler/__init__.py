@@ -15,6 +15,7 @@
 - `corpora`  pure: texts that all requests draft from
 - `sampling` what a request wants of its tokens, and what its tokens so far do to the logits
 - `sampler`  logits to tokens, over all rows at once
+- `seeded`   pure: the numbers that belong to a seed and a position
 - `ranking`  the largest logits of each row, without sorting the vocabulary
 - `logprobs` log probabilities, of the rows that asked for some
 - `stops`    pure: when a request is over, and what of its text is not shown

@@ -15,7 +15,7 @@ import torch
 from vidette.models.accelerator import upload
 from vidette.scheduler.logprobs import Found, Wanted, find_logprobs
 from vidette.scheduler.plan import Share
-from vidette.scheduler.sampler import NOT_FINITE, sample
+from vidette.scheduler.sampler import NOT_FINITE, Sampling, begin
 from vidette.scheduler.sampling import SamplingRow
 
 
@@ -34,53 +34,98 @@ class Made(NamedTuple):
     faulty: bool = False
 
 
-def choose(batch: Items[Share], logits: torch.Tensor) -> list[Made | None]:
-    """Choose what each sequence says next; None: its prefill goes on.
+class _Begun(NamedTuple):
+    """Tokens that are being chosen.
 
     Args:
-        batch: as it was launched.
+        counts: how many of each share.
+        rows: what is wanted of each.
+        logits: what they are chosen from.
+        sampling: the tokens.
+    """
+
+    counts: list[int]
+    rows: list[SamplingRow]
+    logits: torch.Tensor
+    sampling: Sampling
+
+
+class Flight:
+    """A batch that was launched, and what each of its sequences says next: known when it lands.
+
+    A device is sent all that this takes at once. On a CPU logits are not looked at before it lands.
+
+    Args:
+        batch: as it was launched; nothing is to happen to its sequences until it has landed.
         logits: float32 [L, V], `wanted` of each share, in order; may be changed in place.
     """
-    places: list[int] = []
-    rows: list[SamplingRow] = []
-    positions: list[int] = []
-    counts: list[int] = []
-    end = 0
-    for share in batch:
-        sequence, start = share.sequence, end
-        end += share.wanted
-        count = share.chosen
-        counts.append(count)
-        if sequence.prompt_logprobs is not None:
-            needed = sequence.prompt_logprobs.needed(sequence.computed, share.tokens)
-            if needed:
-                sequence.prompt_logprobs.add(needed.start, logits[start : start + len(needed)])
-        if count == 1:  # nearly always
-            places.append(end - 1)
-            rows.append(sequence.row)
-            positions.append(sequence.made)
-        else:
-            places += range(end - count, end)
-            rows += [sequence.row] * count
-            positions += range(sequence.made, sequence.made + count)
-    picked = logits
-    if len(places) != len(logits):
-        picked = logits.index_select(0, upload(torch.tensor(places, dtype=torch.int64), logits.device))
-    tokens = sample(picked, rows, positions)
-    made: list[Made | None] = []
-    start = 0
-    reported: list[tuple[int, int, Wanted]] = []
-    for place, (share, count) in enumerate(zip(batch, counts, strict=True)):
-        if not share.last:
-            made.append(None)
-            continue
-        said = _accept(tokens[start : start + count], share.drafts)
-        made.append(said)
-        wanted = share.sequence.wanted
-        if wanted is not None:
-            reported += [(place, start + i, wanted) for i in range(len(said.tokens))]
-        start += count
-    return _with_logprobs(made, reported, picked, tokens, rows) if reported else made
+
+    __slots__ = ("_begun", "_logits", "batch")
+
+    def __init__(self, batch: Items[Share], logits: torch.Tensor) -> None:
+        self.batch = batch
+        self._logits = logits
+        self._begun = None if logits.device.type == "cpu" else self._begin()
+
+    def wait(self) -> None:
+        """Wait until a device has computed it; nothing changes."""
+        if self._begun is not None:
+            self._begun.sampling.wait()
+
+    def land(self) -> list[Made | None]:
+        """Return what each sequence says next, as soon as that is known; None: its prefill goes on."""
+        counts, rows, logits, sampling = self._begin() if self._begun is None else self._begun
+        tokens = sampling.tokens()
+        self._add_prompt_logprobs()
+        made: list[Made | None] = []
+        start = 0
+        reported: list[tuple[int, int, Wanted]] = []
+        for place, (share, count) in enumerate(zip(self.batch, counts, strict=True)):
+            if not share.last:
+                made.append(None)
+                continue
+            said = _accept(tokens[start : start + count], share.drafts)
+            made.append(said)
+            wanted = share.sequence.wanted
+            if wanted is not None:
+                reported += [(place, start + i, wanted) for i in range(len(said.tokens))]
+            start += count
+        return _with_logprobs(made, reported, logits, tokens, rows) if reported else made
+
+    def _begin(self) -> _Begun:
+        """Begin to choose."""
+        logits = self._logits
+        places: list[int] = []
+        rows: list[SamplingRow] = []
+        positions: list[int] = []
+        counts: list[int] = []
+        end = 0
+        for share in self.batch:
+            sequence = share.sequence
+            end += share.wanted
+            count = share.chosen
+            counts.append(count)
+            if count == 1:  # nearly always
+                places.append(end - 1)
+                rows.append(sequence.row)
+                positions.append(sequence.made)
+            else:
+                places += range(end - count, end)
+                rows += [sequence.row] * count
+                positions += range(sequence.made, sequence.made + count)
+        if len(places) != end:
+            logits = logits.index_select(0, upload(torch.tensor(places, dtype=torch.int64), logits.device))
+        return _Begun(counts, rows, logits, begin(logits, rows, positions))
+
+    def _add_prompt_logprobs(self) -> None:
+        start = 0
+        for share in self.batch:
+            prompt = share.sequence.prompt_logprobs
+            if prompt is not None:
+                needed = prompt.needed(share.sequence.computed, share.tokens)
+                if needed:
+                    prompt.add(needed.start, self._logits[start : start + len(needed)])
+            start += share.wanted
 
 
 def _accept(tokens: list[int], drafts: Items[int]) -> Made:

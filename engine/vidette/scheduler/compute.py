@@ -1,9 +1,10 @@
 """The compute thread: drives `StepLoop`, sends what it makes, and sleeps when there is nothing to do.
 
 Commands come in by `post()`, a deque and a bell; the thread drains them at every step boundary. What a step
-makes for the detokenizers goes out from here, one coalesced send per step and detokenizer. With nothing to
-compute the thread blocks until the bell rings; with output parked it watches the sockets as well, so a parked
-finish always leaves. It never polls on a timer.
+makes for the detokenizers goes out from here, one coalesced send per step and detokenizer. A model that
+`overlaps` computes the next batch meanwhile; what is posted until that is done belongs to the step that lands
+it. With nothing to compute the thread blocks until the bell rings; with output parked it watches the sockets
+as well, so a parked finish always leaves. It never polls on a timer.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class ComputeThread:
                 self._tell(loop)
                 while not self._stopped:
                     with self._profiler.step(lambda: loop.ledger().steps):
+                        loop.wait()
                         effects = loop.step(self._drain(), self._clock(), launch=not self._full)
                     self._carry_out(effects)
                     for question in effects.profile:
@@ -135,7 +137,7 @@ class ComputeThread:
     def _rest(self, effects: Effects) -> None:
         """Wait for the bell or the next deadline, unless there is something to do at once."""
         parked = self._flush()
-        if self._commands or self._stopped or (effects.busy and not self._full):
+        if effects.in_flight or self._commands or self._stopped or (effects.busy and not self._full):
             return
         self._bell.wait(
             writable=parked,

@@ -39,6 +39,8 @@ class Effects(NamedTuple):
         unfreeze_gc: whether the collector is to be un-frozen because its time has come.
         events: what has changed in the prefix cache, in order, if that is told; before the answers.
         profile: what was asked of the profiler, each to be answered to the front itself.
+        in_flight: whether a batch is computed meanwhile, so that the next step is due as soon as all this is
+            done, whatever else holds it up.
     """
 
     messages: list[Message]
@@ -51,3 +53,4 @@ class Effects(NamedTuple):
     unfreeze_gc: bool = False
     events: tuple[KVEvent, ...] = ()
     profile: tuple[ProfileReq, ...] = ()
+    in_flight: bool = False

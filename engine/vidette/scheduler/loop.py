@@ -4,9 +4,15 @@
 compute thread, a simulation and the tests drive it alike. It reads no clock and does no I/O; what has to be
 sent or told is in the effects.
 
-A step applies its commands first. If they ended something, or ask something, the answer goes out at once and
-the model runs with the next step; so the acknowledgement of an abort never waits for a batch. Otherwise the
-step decides, retracts, begins, launches, lands, and tells what was made.
+What happens goes round and round: commands are applied; what to compute is decided, which retracts and begins
+requests; a batch is launched; it lands, and what was made is told. If commands ended something, or ask
+something, the answer goes out at once and nothing is launched; so the acknowledgement of an abort never waits
+for a batch.
+
+A step is once round. It begins with the commands and ends with the landing, unless the model `overlaps`: then
+it ends with the launch, and the next one begins with the landing. So what a step made is sent, and commands
+come, while the next batch is computed. Either way there is never more than one batch in flight, and nothing
+is done to requests meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ import torch
 from vidette._freeze import Freeze
 from vidette.models.interface import BLOCK_SIZE, Model, TokenTable
 from vidette.scheduler import endings
-from vidette.scheduler.choosing import Made, choose
+from vidette.scheduler.choosing import Flight, Made
 from vidette.scheduler.controls import Controls
 from vidette.scheduler.corpora import Corpora
 from vidette.scheduler.counts import Counts
@@ -27,9 +33,9 @@ from vidette.scheduler.effects import Command, Effects
 from vidette.scheduler.host_cache import make_cache
 from vidette.scheduler.kv_cache import KVCache, NextBlock
 from vidette.scheduler.options import LoopOptions, check_options
-from vidette.scheduler.plan import Share, write_plan
+from vidette.scheduler.plan import Share, charges, write_plan
 from vidette.scheduler.policy import Budget, Cost, decide
-from vidette.scheduler.queue import OUTPUT_WEIGHT, WaitingQueue
+from vidette.scheduler.queue import WaitingQueue
 from vidette.scheduler.sequence import Sequence
 from vidette.scheduler.sessions import Sessions
 from vidette.scheduler.shares import pack_rows
@@ -43,7 +49,6 @@ from vidette_protocol.messages import (
     FinishReason,
     FreezeGCReq,
     HeartbeatReq,
-    Message,
     PauseGenerationReqInput,
     ProfileReq,
     SchedulerLedger,
@@ -86,6 +91,7 @@ class StepLoop:
         self._freeze = Freeze()
         self._counts = Counts()
         self._now = 0.0
+        self._flight: Flight | None = None
         self._launched = False
         self._step_s = 0.0
         self.max_total_tokens = min(model.info.context_len, options.num_blocks * BLOCK_SIZE)
@@ -95,20 +101,28 @@ class StepLoop:
         self._told_state = (0, False)
         model.allocate(options.num_blocks)
 
+    def wait(self) -> None:
+        """Wait until what is in flight has been computed, so that commands can be taken; nothing changes."""
+        if self._flight is not None:
+            self._flight.wait()
+
     def step(self, commands: Iterable[Command], now: float, *, launch: bool = True) -> Effects:
-        """Apply commands, then compute one batch unless they called for an answer.
+        """Go once round: apply commands, then compute one batch unless they called for an answer.
 
         Args:
             commands: what came since the last step, in order.
             now: seconds on the caller's clock.
             launch: whether a batch may be launched; False while the reader of the output lags behind.
         """
+        told = Told(now)
+        if self._flight is not None:
+            self._land(self._flight, told)
         if not self._busy:
             self._step_s = 0.0
         elif self._launched:
             self._step_s = now - self._now
         self._now, self._launched = now, False
-        told = Told(now)
+        said = len(told.rows)
         for command in commands:
             self._apply(command, now, told)
         for vid in self._deadlines.passed(now):
@@ -117,12 +131,13 @@ class StepLoop:
             waited = vid in self._waiting and not self._waiting[vid].begun
             self._stop(vid, self._machine.expire, endings.WAITED if waited else endings.RAN, told)
         told.thaw = self._freeze.pass_time(now)
-        if told.rows or told.questions or self._controls.due:
-            return self._effects(told)
-        if launch and self._busy:
+        answers = len(told.rows) > said or told.questions or self._controls.due
+        if launch and self._busy and not answers:
             self._counts.steps += 1
             self._launched = True
-            self._compute(now, told)
+            self._launch(now, told)
+            if self._flight is not None and not self._model.overlaps:
+                self._land(self._flight, told)
         return self._effects(told)
 
     def ledger(self) -> SchedulerLedger:
@@ -355,7 +370,8 @@ class StepLoop:
 
     # --- one batch ---------------------------------------------------------------
 
-    def _compute(self, now: float, told: Told) -> None:
+    def _launch(self, now: float, told: Told) -> None:
+        """Decide what to compute, and send it on its way."""
         options = self._options
         self._coming.clear()
         decision = decide(
@@ -376,37 +392,22 @@ class StepLoop:
         for vid, count in decision.chunks:
             if vid not in self._running:
                 continue
-            share = self._share_of(self._running[vid], count, spare)
+            share = Share.of(self._running[vid], count, spare, self._cache)
             spare -= len(share.drafts)
             batch.append(share)
         if batch:
             self._charge(batch)
             self._machine.launch(share.sequence.vid for share in batch)
-            self._land(batch, self._model.forward(write_plan(batch)), told)
-
-    def _share_of(self, sequence: Sequence, count: int, spare: int) -> Share:
-        """Have a sequence hold what its share of the step takes; a decode may take drafts along."""
-        assert sequence.hold is not None
-        if sequence.room < count:
-            self._cache.grow(sequence.hold, sequence.computed + count)
-        drafts: list[int] = []
-        if sequence.drafts is not None and sequence.decoding:
-            drafts = sequence.draft(min(spare, sequence.room - 1))
-        wanted = sequence.logits_wanted(count) + len(drafts)
-        return Share(sequence, count + len(drafts), wanted, count == sequence.uncomputed, drafts)
+            self._flight = Flight(batch, self._model.forward(write_plan(batch)))
 
     def _charge(self, batch: list[Share]) -> None:
-        """Count what is computed as served to whose it is, but for what is computed again."""
-        served: dict[str | None, float] = {}
-        for share in batch:
-            sequence = share.sequence
-            tokens = OUTPUT_WEIGHT if sequence.decoding else sequence.charge(share.tokens)
-            served[sequence.tenant] = served.get(sequence.tenant, 0.0) + tokens
-        for tenant, tokens in served.items():
+        for tenant, tokens in charges(batch).items():
             self._queue.charge(tenant, tokens)
 
-    def _land(self, batch: list[Share], logits: torch.Tensor, told: Told) -> None:
-        for share, made in zip(batch, choose(batch, logits), strict=True):
+    def _land(self, flight: Flight, told: Told) -> None:
+        """Take what a batch has made."""
+        self._flight = None
+        for share, made in zip(flight.batch, flight.land(), strict=True):
             sequence = share.sequence
             if not sequence.decoding:
                 sequence.computed += share.tokens
@@ -417,6 +418,7 @@ class StepLoop:
                 self._machine.land(sequence.vid, 0, end=False)
             else:
                 self._take(sequence, share, made, told)
+        self._settle(told)
 
     def _take(self, sequence: Sequence, share: Share, made: Made, told: Told) -> None:
         """Take what a sequence says next; tell of it if that is due."""
@@ -453,33 +455,34 @@ class StepLoop:
             self._sessions.finish(row.vid, reason, told.now, sequence.output)
             told.over.append(row.vid)
 
+    def _settle(self, told: Told) -> None:
+        """Do what is due besides requests."""
+        # What was retracted holds nothing of the cache while nothing is computed.
+        live = self._running if self._controls.paused else self._machine
+        self._controls.settle(told.now, len(live))
+        told.answers += self._controls.take_answers()
+
     def _effects(self, told: Told) -> Effects:
-        messages: list[Message] = []
-        if not any(isinstance(question, ShutdownReq) for question in told.questions):
-            # What was retracted holds nothing of the cache while nothing is computed.
-            live = self._running if self._controls.paused else self._machine
-            self._controls.settle(told.now, len(live))
+        stop = told.stop
+        if not stop:
+            self._settle(told)
+        messages = []
         state = len(self._sessions), self._controls.paused
         if told.rows or state != self._told_state:
-            messages += pack_rows(told.rows, self.ledger(), self._options.detokenizers)
+            messages = pack_rows(told.rows, self.ledger(), self._options.detokenizers)
             self._told_state = state
-        stop = False
-        for question in told.questions:
-            match question:
-                case HeartbeatReq():
-                    messages.append(
-                        HeartbeatReq(id=question.id, floor=question.floor, scheduler=self.ledger())
-                    )
-                case ShutdownReq():
-                    stop = True
-                    messages.append(question)
-        freeze = tuple(each for each in told.questions if isinstance(each, FreezeGCReq))
-        if stop:  # nobody waits for them any more, and nothing may follow the last message
-            freeze = ()
-        profile = tuple(each for each in told.questions if isinstance(each, ProfileReq))
-        answers, events = tuple(self._controls.take_answers()), tuple(self._cache.take_events())
         return Effects(
-            messages, told.over, self._busy, self._wake_at, freeze, stop, answers, told.thaw, events, profile
+            messages + told.answer(self.ledger),
+            told.over,
+            self._busy,
+            self._wake_at,
+            told.freezes,
+            stop,
+            (*told.answers, *self._controls.take_answers()),
+            told.thaw,
+            tuple(self._cache.take_events()),
+            told.profiles,
+            self._flight is not None,
         )
 
     @property

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidette.models.interface import BLOCK_SIZE, StepPlan
+from vidette.scheduler.kv_cache import KVCache
+from vidette.scheduler.queue import OUTPUT_WEIGHT
 from vidette.scheduler.sequence import Sequence
 
 
@@ -29,10 +31,39 @@ class Share(NamedTuple):
     last: bool
     drafts: list[int]
 
+    @classmethod
+    def of(cls, sequence: Sequence, count: int, spare: int, cache: KVCache) -> Share:
+        """Return a share, and have its sequence hold the blocks that it takes.
+
+        Args:
+            sequence: whose; one that decodes may take drafts along.
+            count: how many of its uncomputed tokens.
+            spare: how many drafts at most.
+            cache: where blocks come from.
+        """
+        assert sequence.hold is not None
+        if sequence.room < count:
+            cache.grow(sequence.hold, sequence.computed + count)
+        drafts: list[int] = []
+        if sequence.drafts is not None and sequence.decoding:
+            drafts = sequence.draft(min(spare, sequence.room - 1))
+        wanted = sequence.logits_wanted(count) + len(drafts)
+        return cls(sequence, count + len(drafts), wanted, count == sequence.uncomputed, drafts)
+
     @property
     def chosen(self) -> int:
         """How many tokens are chosen, from the last of the logits."""
         return 1 + len(self.drafts) if self.last and self.sequence.most else 0
+
+
+def charges(batch: Rows[Share]) -> dict[str | None, float]:
+    """Return what is computed for each tenant, but for what is computed again; from now on it counts."""
+    served: dict[str | None, float] = {}
+    for share in batch:
+        sequence = share.sequence
+        tokens = OUTPUT_WEIGHT if sequence.decoding else sequence.charge(share.tokens)
+        served[sequence.tenant] = served.get(sequence.tenant, 0.0) + tokens
+    return served
 
 
 def write_plan(batch: Rows[Share]) -> StepPlan:

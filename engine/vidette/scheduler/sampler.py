@@ -20,23 +20,25 @@ No row is sorted where that can be avoided:
   than a refused token is out as well, so that is over after few draws
 - top_k of very many, or with ties at the edge of what was ranked: sorted
 
-On a device the tokens are waited for, and before that nothing but whether what was ranked is enough, if there
-is some top_k, top_p or min_p. So the host prepares the draws while the device still computes the logits. Rows
-that are not finite are drawn from like the others, and marked in the end.
+On a device nothing is waited for but the tokens: `begin` sends all that it takes to choose them behind the
+logits, which may still be computed, and whoever wants the tokens reads them when they are there. With them
+comes whether what was ranked was enough, if there is some top_k, top_p or min_p; the few rows of which it was
+not are drawn anew then. Rows that are not finite are drawn from like the others, and marked in the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vidette.models.accelerator import upload
+from vidette.models.accelerator import Fetched, fetch, upload
 from vidette.scheduler.ranking import BLOCK, Ranking, find_best, find_peaks, look_into, rank
 from vidette.scheduler.sampling import FEW, SamplingRow, Way
+from vidette.scheduler.seeded import uniforms
 
 NOT_FINITE: Final = -1
 """In place of a token: the logits of this row are not finite."""
@@ -45,8 +47,6 @@ PIECE: Final = 1 << 19
 """Numbers of a row-by-row computation that are in memory at once: few enough to stay in a cache."""
 _LARGEST: Final = torch.finfo(torch.float32).max
 _GREEDY: Final = (Way.BEST, FEW)
-_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
-_MULTIPLIERS: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 @torch.inference_mode()
@@ -61,10 +61,19 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], positions: Sequenc
     Returns:
         L token ids; NOT_FINITE where a row's logits are not finite, or are all masked.
     """
+    return begin(logits, rows, positions).tokens()
+
+
+@torch.inference_mode()
+def begin(logits: torch.Tensor, rows: Sequence[SamplingRow], positions: Sequence[int]) -> Sampling:
+    """Begin to choose the next token of each row, as `sample` does; a device need not have done it yet.
+
+    The logits are not to be overwritten before the tokens were read.
+    """
     if not rows:
-        return []
+        return Sampling([])
     if logits.device.type == "cpu" and all(map(_takes_best, rows, positions)):
-        return _find_best(logits.numpy())
+        return Sampling(_find_best(logits.numpy()))
     faulty = _edit(logits, rows, positions)
     peaks = find_peaks(logits)
     best = peaks.amax(dim=1)
@@ -73,6 +82,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], positions: Sequenc
     ways: dict[tuple[Way, int], list[int]] = {}
     for i, row in enumerate(rows):
         ways.setdefault((row.way, row.reach), []).append(i)
+    doubts: list[_Doubt] = []
     if len(ways.get(_GREEDY, ())) == len(rows):  # as most batches are, and then it is all there is to do
         tokens = find_best(logits, peaks)
     else:
@@ -82,10 +92,61 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], positions: Sequenc
             if way is Way.BEST:
                 found = find_best(logits, peaks).index_select(0, places)
             else:
-                found = _DRAW[way](logits, peaks, _Draws.of(rows, positions, chosen, places, best))
+                draws = _Draws.of(rows, positions, chosen, places, best)
+                found, certain = _DRAW[way](logits, peaks, draws)
+                if certain is not None:
+                    doubts.append(_Doubt(chosen, draws, certain, _REDRAW[way]))
             tokens.index_copy_(0, places, found)
-    said: list[int] = tokens.masked_fill_(faulty, NOT_FINITE).tolist()
-    return said
+    tokens.masked_fill_(faulty, NOT_FINITE)
+    if doubts:
+        tokens = torch.cat([tokens, *(doubt.certain.long() for doubt in doubts)])
+    return Sampling(fetch(tokens), logits, doubts)
+
+
+class Sampling:
+    """The next token of each row, while it is being chosen.
+
+    Args:
+        numbers: the tokens, and behind them for each doubt which of its rows are certain.
+        logits: what they are chosen from.
+        doubts: rows that may have to be drawn anew.
+    """
+
+    __slots__ = ("_doubts", "_logits", "_numbers")
+
+    def __init__(
+        self,
+        numbers: list[int] | Fetched,
+        logits: torch.Tensor | None = None,
+        doubts: Sequence[_Doubt] = (),
+    ) -> None:
+        self._numbers = numbers
+        self._logits = logits
+        self._doubts = doubts
+
+    def wait(self) -> None:
+        """Wait until the tokens can be read; nothing changes."""
+        if isinstance(self._numbers, Fetched):
+            self._numbers.wait()
+
+    @torch.inference_mode()
+    def tokens(self) -> list[int]:
+        """Return the tokens, as `sample` does, as soon as they are there."""
+        numbers = self._numbers
+        tokens: list[int] = numbers.wait().tolist() if isinstance(numbers, Fetched) else numbers
+        if self._logits is None or not self._doubts:
+            return tokens
+        start = len(self._logits)
+        tokens, certain = tokens[:start], tokens[start:]
+        start = 0
+        for rows, draws, _, redraw in self._doubts:
+            left = [i for i, row in enumerate(rows) if tokens[row] != NOT_FINITE and not certain[start + i]]
+            start += len(rows)
+            if left:
+                found = redraw(self._logits, draws.at(torch.tensor(left))).tolist()
+                for i, token in zip(left, found, strict=True):
+                    tokens[rows[i]] = token
+        return tokens
 
 
 def _takes_best(row: SamplingRow, position: int) -> bool:
@@ -102,31 +163,6 @@ def _find_best(logits: NDArray[np.float32]) -> list[int]:
     best = logits[np.arange(len(tokens)), tokens]
     said: list[int] = np.where(np.isfinite(best), tokens, NOT_FINITE).tolist()
     return said
-
-
-def uniform(seed: int, position: int) -> float:
-    """Return the number in [0, 1) that belongs to a seed and a position of the output.
-
-    SplitMix64's finaliser over both (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
-    2014), upper 53 bits.
-    """
-    return float(uniforms(np.array([seed], dtype=np.uint64), np.array([position], dtype=np.uint64))[0])
-
-
-def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64], draw: int = 0) -> NDArray[np.float64]:
-    """Return the numbers of seeds and positions; `draw` counts further ones for the same token."""
-    x = _mix(seeds + (positions + np.uint64(1)) * _GAMMA)
-    if draw:
-        x = _mix(x + np.array([draw], dtype=np.uint64) * _GAMMA)
-    return (x >> np.uint64(11)) / float(1 << 53)
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    for _ in range(2):  # twice, so that neighbouring seeds share nothing visible
-        x = (x ^ (x >> np.uint64(30))) * _MULTIPLIERS[0]
-        x = (x ^ (x >> np.uint64(27))) * _MULTIPLIERS[1]
-        x = x ^ (x >> np.uint64(31))
-    return x
 
 
 # --- edits -----------------------------------------------------------------------------
@@ -219,18 +255,30 @@ class _Draws(NamedTuple):
         )
 
     def at(self, which: torch.Tensor | slice) -> _Draws:
-        """Return some of them."""
+        """Return some of them, by a slice or by places in host memory."""
+        there = which if isinstance(which, slice) else upload(which, self.places.device)
         return _Draws(
-            self.places[which],
-            self.best[which],
-            self.temperature[which],
-            self.top_k[which],
-            self.top_p[which],
-            self.min_p[which],
-            self.number[which],
-            self.keys[:, which if isinstance(which, slice) else which.cpu().numpy()],
+            self.places[there],
+            self.best[there],
+            self.temperature[there],
+            self.top_k[there],
+            self.top_p[there],
+            self.min_p[there],
+            self.number[there],
+            self.keys[:, which if isinstance(which, slice) else which.numpy()],
             self.reach,
         )
+
+
+class _Doubt(NamedTuple):
+    """Rows that were drawn from what was ranked of them, which may not have been enough."""
+
+    rows: Sequence[int]
+    draws: _Draws
+    certain: torch.Tensor
+    """bool [n], of which it was."""
+    redraw: Callable[[torch.Tensor, _Draws], torch.Tensor]
+    """Draws those of which it was not."""
 
 
 def _column(numbers: NDArray[np.float64], device: torch.device) -> torch.Tensor:
@@ -263,32 +311,36 @@ def softmax_parts(logits: torch.Tensor, draws: _Draws) -> Iterator[tuple[slice, 
         yield part, torch.softmax(scaled[: len(places)], dim=1, out=shares[: len(places)])
 
 
-def _draw_whole(logits: torch.Tensor, peaks: torch.Tensor, draws: _Draws) -> torch.Tensor:
+_Drawn = tuple[torch.Tensor, torch.Tensor | None]
+"""Tokens, int64 [n], and bool [n] which of them are certain; None: all."""
+
+
+def _draw_whole(logits: torch.Tensor, peaks: torch.Tensor, draws: _Draws) -> _Drawn:
     """Draw from all tokens."""
     del peaks
     sums = torch.cat([_sum_blocks(shares) for _, shares in softmax_parts(logits, draws)])
     block, number = _look_up_block(sums, draws.number)
     scaled = (look_into(logits, draws.places, block) - draws.best) / draws.temperature
     place = _look_up(torch.softmax(scaled.double(), dim=1).cumsum(dim=1), number)
-    return (block * BLOCK + place)[:, 0]
+    return (block * BLOCK + place)[:, 0], None
 
 
-def _draw_ranked(logits: torch.Tensor, peaks: torch.Tensor, draws: _Draws) -> torch.Tensor:
-    """Draw among the top_k largest, which are ranked; from sorted rows where ties leave that open."""
+def _draw_ranked(logits: torch.Tensor, peaks: torch.Tensor, draws: _Draws) -> _Drawn:
+    """Draw among the top_k largest, which are ranked; ties may leave open which they are."""
     ranking = rank(logits, peaks, draws.places, draws.reach)
     scaled = (ranking.values - draws.best).double() / draws.temperature
     shares = torch.softmax(scaled, dim=1)
     shares *= torch.arange(shares.shape[1], device=shares.device) < draws.top_k
-    tokens, certain = _draw_kept(ranking, shares, _last(shares.cumsum(dim=1)), draws)
-    if not certain.all():
-        left = (~certain).nonzero()[:, 0]
-        tokens[left] = _draw_sorted(logits, logits, draws.at(left))
-    return tokens
+    return _draw_kept(ranking, shares, _last(shares.cumsum(dim=1)), draws)
 
 
-def _draw_sorted(logits: torch.Tensor, peaks: torch.Tensor, draws: _Draws) -> torch.Tensor:
+def _draw_sorted(logits: torch.Tensor, peaks: torch.Tensor, draws: _Draws) -> _Drawn:
     """Draw among the top_k largest, of rows that are sorted."""
     del peaks
+    return _sort_and_draw(logits, draws), None
+
+
+def _sort_and_draw(logits: torch.Tensor, draws: _Draws) -> torch.Tensor:
     found = []
     for part in parts(len(draws.places), 4 * logits.shape[1]):  # a sorted row takes four times the memory
         piece = draws.at(part)
@@ -300,20 +352,19 @@ def _draw_sorted(logits: torch.Tensor, peaks: torch.Tensor, draws: _Draws) -> to
     return torch.cat(found)
 
 
-def _draw_nucleus(logits: torch.Tensor, peaks: torch.Tensor, draws: _Draws) -> torch.Tensor:
-    """Draw among what top_p and min_p leave of the whole vocabulary."""
+def _draw_nucleus(logits: torch.Tensor, peaks: torch.Tensor, draws: _Draws) -> _Drawn:
+    """Draw among what top_p and min_p leave of the whole vocabulary, if that was ranked."""
     ranking = rank(logits, peaks, draws.places, draws.reach)
     shares = torch.cat(
         [whole.gather(1, ranking.ids[part]).double() for part, whole in softmax_parts(logits, draws)]
     )
-    tokens, certain = _draw_kept(ranking, shares, torch.ones_like(draws.number), draws)
-    if not certain.all():
-        left = (~certain).nonzero()[:, 0]
-        flat = draws.at(left)
-        tokens[left] = torch.cat(
-            [_draw_refusing(logits, whole, flat.at(part)) for part, whole in softmax_parts(logits, flat)]
-        )
-    return tokens
+    return _draw_kept(ranking, shares, torch.ones_like(draws.number), draws)
+
+
+def _refuse_and_draw(logits: torch.Tensor, draws: _Draws) -> torch.Tensor:
+    return torch.cat(
+        [_draw_refusing(logits, shares, draws.at(part)) for part, shares in softmax_parts(logits, draws)]
+    )
 
 
 def _draw_kept(
@@ -385,6 +436,7 @@ _DRAW: Final = {
     Way.SORTED: _draw_sorted,
     Way.NUCLEUS: _draw_nucleus,
 }
+_REDRAW: Final = {Way.RANKED: _sort_and_draw, Way.NUCLEUS: _refuse_and_draw}
 
 
 # --- lookups ---------------------------------------------------------------------------

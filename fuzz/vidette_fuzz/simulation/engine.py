@@ -2,7 +2,8 @@
 
 The parts are the real ones: the front with its supervision, the scheduler's shell and its step loop, the
 detokenizer's loop, the codec. What is not is the compute thread: `Steps` drives the step loop as it does, in
-a task, and a step takes what time the adversary says.
+a task, and a step takes what time the adversary says. The model computes in a step, or while the scheduler
+goes on, as a device does.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from vidette.scheduler.process import Lives, hear_front
 from vidette.scheduler.sequence import Sequence
 from vidette.transport.framing import LinkClosed
 from vidette.transport.link import Link
+from vidette_fuzz.overlapping import Overlapping
 from vidette_fuzz.simulation.adversary import Adversary, AdverseChannel, Tapped
 from vidette_fuzz.simulation.guesses import Guesses
 from vidette_fuzz.simulation.observed import SimulatedDetokenizer, SimulatedLoop, SimulatedManager
@@ -159,6 +161,7 @@ class Generation:
         )
         self._tokenising = random.choice([0.001, 0.1, 5.0])
         self._high_water = random.choice([64, 1024, 1 << 20])
+        self._overlaps = random.choice([False, True])
         self._watch = Refinement(self.journal, detokenizers=self._config.detokenizers)
         roles = self._config.detokenizer_roles
         self._scopes = {role: anyio.CancelScope() for role in ("scheduler", *roles)}
@@ -307,7 +310,7 @@ class Generation:
             for link in (up, *down):
                 await link.receive_hello()
             self._loop = loop = self._build.loop(
-                stock.model,
+                Overlapping(stock.model) if self._overlaps else stock.model,
                 self._options,
                 table=stock.table,
                 watch=self._watch,

@@ -171,6 +171,48 @@ class _CountsTheRejected(SimulatedLoop):
         super()._take(sequence, share, made._replace(tokens=tokens), told)
 
 
+class _AppliesBeforeLanding(SimulatedLoop):
+    """Applies commands to requests that a batch in flight still computes."""
+
+    def step(self, commands: Iterable[Command], now: float, *, launch: bool = True) -> Effects:
+        self._early = Told(now)
+        for command in commands:
+            self._apply(command, now, self._early)
+        return super().step((), now, launch=launch)
+
+    def _effects(self, told: Told) -> Effects:
+        told.rows[:0] = self._early.rows
+        told.over[:0] = self._early.over
+        told.questions[:0] = self._early.questions
+        return super()._effects(told)
+
+
+class _ForgetsTheBatchInFlight(SimulatedLoop):
+    """Leaves what is in flight to nobody when it may not launch."""
+
+    def step(self, commands: Iterable[Command], now: float, *, launch: bool = True) -> Effects:
+        if not launch:
+            self._flight = None
+        return super().step(commands, now, launch=launch)
+
+
+class _SleepsWhileItComputes(SimulatedLoop):
+    """Takes a batch that was launched for one that is over."""
+
+    def step(self, commands: Iterable[Command], now: float, *, launch: bool = True) -> Effects:
+        effects = super().step(commands, now, launch=launch)
+        return effects._replace(busy=effects.busy and not effects.in_flight, in_flight=False)
+
+
+class _ReadsWhatIsInFlight(SimulatedLoop):
+    """Has the tokens chosen as soon as a batch is launched, as if it had been computed."""
+
+    def _launch(self, now: float, told: Told) -> None:
+        super()._launch(now, told)
+        if self._flight is not None:
+            self._flight.land()
+
+
 class _EndsTheTaskOnly(Lives):
     """Cancels the task of an aborted request, and takes its word for the rest."""
 
@@ -266,6 +308,30 @@ ENGINE_MUTANTS: Final[Mapping[str, EngineMutant]] = MappingProxyType(
                 Build(loop=_CountsTheRejected),
                 "openvinotoolkit/openvino.genai #4190",
                 "a draft that the model does not say is told",
+            ),
+            EngineMutant(
+                "applied-before-landing",
+                Build(loop=_AppliesBeforeLanding),
+                "sgl-project/mini-sglang #111; vllm-project/vllm-ascend #14055",
+                "an abort frees what a batch in flight still computes, and is answered twice or never",
+            ),
+            EngineMutant(
+                "batch-in-flight-forgotten",
+                Build(loop=_ForgetsTheBatchInFlight),
+                UNREPORTED,
+                "a reader lags behind while a batch is in flight, whose requests are held for ever",
+            ),
+            EngineMutant(
+                "asleep-with-a-batch-in-flight",
+                Build(loop=_SleepsWhileItComputes),
+                UNREPORTED,
+                "a batch is computed, and nobody takes its tokens until somebody asks for something else",
+            ),
+            EngineMutant(
+                "read-before-it-is-there",
+                Build(loop=_ReadsWhatIsInFlight),
+                UNREPORTED,
+                "tokens are chosen from logits that a device has not computed yet",
             ),
             EngineMutant(
                 "abort-ends-the-task-only",

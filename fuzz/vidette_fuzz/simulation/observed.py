@@ -17,6 +17,7 @@ from vidette.scheduler.loop import StepLoop
 from vidette.scheduler.options import LoopOptions
 from vidette.scheduler.sequence import Sequence as Work
 from vidette.transport.link import Link
+from vidette_fuzz.overlapping import Overlapping
 from vidette_fuzz.simulation.refinement import Refinement
 from vidette_protocol.ids import Rid, Vid
 from vidette_protocol.lifecycle import DetokenizerMachine, End, FrontMachine, Row, SchedulerMachine
@@ -207,7 +208,9 @@ class SimulatedLoop(StepLoop):
         self._machine = watch.scheduler = ObservedScheduler(watch)
 
     def step(self, commands: Iterable[Command], now: float, *, launch: bool = True) -> Effects:
-        """As its parent."""
+        """As its parent, once the device is done."""
+        if isinstance(self._model, Overlapping):
+            self._model.finish()
         effects = super().step(commands, now, launch=launch)
         self._watch.stepped()
         return effects
@@ -227,6 +230,7 @@ class SimulatedLoop(StepLoop):
             "waiting requests": ledger.waiting,
             "running requests": len(self._running),
             "tombstones": ledger.tombstones,
+            "batches in flight": int(self._flight is not None),
             "blocks": ledger.blocks_used,
             "deadlines": len(self._deadlines),
             "times to wait or to run": len(self._patience),

@@ -249,14 +249,15 @@ class Refinement:
 
 
 def _tables(machine: SchedulerMachine) -> tuple[object, ...]:
-    """Return the tables of a scheduler, in which whoever holds blocks looks like who waits for them."""
+    """Return the tables of a scheduler, in which whoever holds blocks looks like who waits for them.
+
+    So does who is in flight: in the world a batch is launched when it lands.
+    """
     live, tombstones, ended = machine.key()
     waiting = SchedulerState.WAITING
+    begun = SchedulerState.RUNNING, SchedulerState.LAUNCHED
     return (
-        tuple(
-            (vid, entry._replace(state=waiting) if entry.state is SchedulerState.RUNNING else entry)
-            for vid, entry in live
-        ),
+        tuple((vid, entry._replace(state=waiting) if entry.state in begun else entry) for vid, entry in live),
         tombstones,
         ended,
     )

@@ -72,7 +72,8 @@ class Steps:
         """
         for _ in range(MOST_STEPS):
             effects = self._step()
-            await anyio.sleep(self._adversary.step_seconds())
+            if not effects.in_flight:
+                await anyio.sleep(self._adversary.step_seconds())
             for message in effects.messages:
                 for place, share in self._shares.of(message):
                     self._down[place].post(share)
@@ -83,6 +84,8 @@ class Steps:
             if effects.stop:
                 self.returned.set()
                 return
+            if effects.in_flight:  # what was made is on its way while the next batch is computed
+                await anyio.sleep(self._adversary.step_seconds())
             await self._rest(effects)
         self._adversary.journal.violate(f"8: the scheduler takes more than {MOST_STEPS} steps")
         self.returned.set()
@@ -109,7 +112,7 @@ class Steps:
 
     async def _rest(self, effects: Effects) -> None:
         self._rested_from = anyio.current_time()
-        if self._commands or (effects.busy and not self._full):
+        if effects.in_flight or self._commands or (effects.busy and not self._full):
             return
         deadline = float("inf") if effects.wake_at is None else effects.wake_at
         with anyio.CancelScope(deadline=deadline):

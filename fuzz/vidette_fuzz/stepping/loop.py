@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan, TokenTable
+from vidette.scheduler.choosing import Flight
 from vidette.scheduler.controls import Controls
 from vidette.scheduler.drafts import Drafts
 from vidette.scheduler.effects import Command
@@ -43,6 +44,7 @@ class _Model:
     """A model that nobody asks: what it says is chosen."""
 
     info = ModelInfo("explored", "explored", VOCAB, 1 << 20, frozenset({EOS}), 1)
+    overlaps = False
 
     def allocate(self, num_blocks: int) -> None:
         """Nothing is computed, so nothing is stored."""
@@ -195,7 +197,7 @@ class ExploredLoop(StepLoop):
         """Apply a command between two batches; return what is said of requests."""
         told = Told(self._now)
         self._apply(command, self._now, told)
-        return self._settle(told)
+        return self._tell(told)
 
     def compute(self, vids: Iterable[Vid], outcomes: Iterable[Outcome]) -> list[TokenRow]:
         """Compute a step; return what is said of requests.
@@ -218,7 +220,7 @@ class ExploredLoop(StepLoop):
                     EOS if place + 1 == outcome.stop <= outcome.right else RIGHT + sequence.made + place
                     for place in range(self._bounds.drafts)
                 ]
-            batch.append(self._share_of(sequence, self._chunk(sequence), self._bounds.drafts))
+            batch.append(Share.of(sequence, self._chunk(sequence), self._bounds.drafts, self._cache))
         self._charge(batch)
         self._machine.launch(share.sequence.vid for share in batch)
         logits = [
@@ -229,8 +231,9 @@ class ExploredLoop(StepLoop):
         for share in batch:
             self._note(share)
         with torch.inference_mode():
-            self._land(batch, torch.from_numpy(np.array(logits, dtype=np.float32).reshape(-1, VOCAB)), told)
-        return self._settle(told)
+            lines = torch.from_numpy(np.array(logits, dtype=np.float32).reshape(-1, VOCAB))
+            self._land(Flight(batch, lines), told)
+        return self._tell(told)
 
     def retract(self, vid: Vid) -> None:
         """Take the blocks of a running request."""
@@ -247,7 +250,7 @@ class ExploredLoop(StepLoop):
         self._now += WAIT
         self._controls.settle(self._now, len(self._machine))
 
-    def _settle(self, told: Told) -> list[TokenRow]:
+    def _tell(self, told: Told) -> list[TokenRow]:
         self._controls.take_answers()
         self._memory.forget(self.blocks.free())
         for row in told.rows:

@@ -69,6 +69,7 @@ class FakeModel:
             eos_token_ids=frozenset({EOS}),
             kv_bytes_per_token=4,
         )
+        self.overlaps = False
         self.next_token = next_token
         self.plans: list[StepPlan] = []
         self._pool: NDArray[np.int64] = np.empty(0, dtype=np.int64)

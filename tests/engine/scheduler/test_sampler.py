@@ -13,8 +13,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from vidette.scheduler.sampler import NOT_FINITE, _look_up, sample, uniform, uniforms
+from vidette.scheduler.sampler import NOT_FINITE, _look_up, sample
 from vidette.scheduler.sampling import SamplingRow, Way
+from vidette.scheduler.seeded import uniform, uniforms
 from vidette_protocol.messages import SamplingParams
 
 INF = math.inf

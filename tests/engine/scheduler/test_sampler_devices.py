@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from vidette.models import accelerator
 from vidette.scheduler.logprobs import Wanted, find_logprobs
-from vidette.scheduler.sampler import NOT_FINITE, sample
+from vidette.scheduler.sampler import NOT_FINITE, begin, sample
 from vidette.scheduler.sampling import SamplingRow
 from vidette_protocol.messages import SamplingParams
 
@@ -25,6 +25,8 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "whole": [{}, {"temperature": 0.5}, {}],
     "both": [{"temperature": 0.0}, {}],
     "edited": [{"temperature": 0.0, "repetition_penalty": 1.5}, {"logit_bias": {3: 4.0}}],
+    "ranked": [{"top_k": 20}, {"top_k": 20, "min_p": 0.1}, {"temperature": 0.0}],
+    "nucleus": [{"top_p": 0.9}, {"top_p": 0.9, "top_k": 20}, {}],
     "bound": [{"temperature": 0.0, "min_new_tokens": 5}, {"min_new_tokens": 5}, {}],
 }
 
@@ -67,19 +69,25 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("kind", ROWS)
 def test_tokens_alone_are_waited_for(kind: str) -> None:
     rows = rows_of(ROWS[kind])
-    logits = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(3))
+    logits = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(3)) * 4
     with Waits() as waits:
         sample(logits, rows, [0] * len(rows))
     # On a CPU, as here, the best of all rows is found without torch.
     assert waits.seen == ({"numpy": 1} if kind == "greedy" else {"tolist": 1})
 
 
-@pytest.mark.parametrize("params", [{"top_k": 20}, {"top_p": 0.9}, {"top_k": 20, "min_p": 0.1}])
-def test_what_is_ranked_waits_once_more(params: dict[str, Any]) -> None:
-    logits = torch.randn(2, VOCABULARY, generator=torch.Generator().manual_seed(3)) * 4
+@pytest.mark.parametrize("params", [{"top_k": 20}, {"top_p": 0.9}])
+def test_what_was_ranked_is_waited_for_again_if_it_was_not_enough(params: dict[str, Any]) -> None:
+    logits = torch.zeros(2, VOCABULARY)
+    logits[1, :19] = 20.0
+    logits[1, 0] = 40.0
     with Waits() as waits:
-        sample(logits, rows_of([params, params]), [0, 0])
-    assert waits.seen == {"tolist": 1, "__bool__": 1}
+        drawn = begin(logits, rows_of([params, params]), [0, 0])
+        assert not waits.seen
+        tokens = drawn.tokens()
+    assert waits.seen["tolist"] == 2
+    assert tokens[1] == 0
+    assert all(0 <= token < VOCABULARY for token in tokens)
 
 
 @pytest.mark.parametrize("kind", ROWS)
