@@ -7,7 +7,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from vidette.models.toy_tokenizer import toy_token_table
 from vidette.scheduler.effects import Command, Effects
 from vidette.scheduler.loop import StepLoop
 from vidette.scheduler.options import LoopOptions
+from vidette_fuzz.overlapping import Overlapping
 from vidette_protocol.messages import (
     BatchTokenIDOutput,
     FinishReason,
@@ -221,7 +222,18 @@ class Heard:
 
 
 class Driver:
-    """A step loop and what it has said so far; the thread that drives it is the test."""
+    """A step loop and what it has said so far; the thread that drives it is the test.
+
+    Args:
+        model: what computes.
+        num_blocks: as the other sizes, of `LoopOptions`.
+        step_tokens: likewise.
+        max_running: likewise.
+        overlaps: whether the model computes between the steps; None: as `either_way` says.
+        rules: the rest of `LoopOptions`.
+    """
+
+    overlapping: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -230,17 +242,22 @@ class Driver:
         num_blocks: int = 64,
         step_tokens: int = 256,
         max_running: int = 16,
+        overlaps: bool | None = None,
         **rules: Any,
     ) -> None:
         self.model = model if model is not None else FakeModel()
         sizes = LoopOptions(num_blocks=num_blocks, step_tokens=step_tokens, max_running=max_running, **rules)
-        self.loop = StepLoop(self.model, sizes, table=TABLE)
+        overlaps = self.overlapping if overlaps is None else overlaps
+        self.device = Overlapping(self.model) if overlaps else None
+        self.loop = StepLoop(self.device or self.model, sizes, table=TABLE)
         self.heard = Heard()
         self.now = 0.0
         """The clock, which the tests turn by hand."""
 
     def step(self, *commands: Command, launch: bool = True) -> Effects:
-        """Take one step."""
+        """Take one step, once the device is done with the last one."""
+        if self.device is not None:
+            self.device.finish()
         effects = self.loop.step(commands, self.now, launch=launch)
         for message in effects.messages:
             if isinstance(message, BatchTokenIDOutput):
@@ -291,6 +308,12 @@ class Driver:
         ledger = answer.scheduler
         assert ledger is not None
         assert (ledger.live, ledger.waiting, ledger.tombstones, ledger.blocks_used) == (0, 0, 0, 0)
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "overlapping"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every `Driver` of a test drive a model that computes in its steps, and one that does between."""
+    monkeypatch.setattr(Driver, "overlapping", request.param)
 
 
 def toy_loop(**sizes: Any) -> StepLoop:

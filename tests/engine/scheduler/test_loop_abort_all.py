@@ -8,6 +8,8 @@ from tests.engine.scheduler.conftest import Driver, request
 from vidette_protocol.ids import make_vid
 from vidette_protocol.messages import AbortReq, FinishReason, SchedulerLedger
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 DEFAULT = FinishReason("abort", message="the caller ended the request")
 UPDATE = FinishReason("abort", message="the weights change")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.engine.scheduler.conftest import Driver, request
 
 from vidette_protocol.messages import AbortReq, HeartbeatReq
+
+pytestmark = pytest.mark.usefixtures("either_way")
 
 
 def test_the_age_of_a_queue_is_that_of_its_oldest() -> None:

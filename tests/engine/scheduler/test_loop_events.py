@@ -14,6 +14,8 @@ from vidette.scheduler.radix import Namespace, Node, block_hashes
 from vidette_protocol.messages import AbortReq, FlushCacheReqInput, SamplingParams
 from vidette_protocol.messages.kv import AllBlocksCleared, BlockRemoved, BlockStored
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 
 def replay(known: set[int], effects: Effects) -> None:
     """Do to a set of blocks what the events of a step say."""

@@ -12,6 +12,8 @@ from tests.engine.scheduler.conftest import Driver, FakeModel, foretell, request
 from vidette.scheduler.sequence import Sequence
 from vidette_protocol.messages import BatchTokenIDOutput, SpeculativeMetrics, TokenizedGenerateReqInput
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 
 @contextmanager
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, vid: int) -> Iterator[None]:

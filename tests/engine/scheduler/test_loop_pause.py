@@ -23,6 +23,8 @@ from vidette_protocol.messages import (
     TokenizedGenerateReqInput,
 )
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 Mode = Literal["abort", "retract", "in_place"]
 
 
