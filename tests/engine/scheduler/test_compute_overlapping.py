@@ -86,6 +86,7 @@ def test_what_is_posted_while_a_batch_is_in_flight_is_applied_when_it_has_landed
 def test_it_does_not_sleep_over_a_batch_in_flight_although_its_reader_lags_behind() -> None:
     with (device := Device()).run(little_room=True, high_water=3000) as running, device:
         device.gate.release(ENDLESS)
+        running.wait_asleep()  # so that no ring is left to wake it
         running.post(request(1, max_new_tokens=ENDLESS))
         running.wait_asleep(full=True)
         loop = running.loops.get(timeout=DEADLINE)
