@@ -78,16 +78,17 @@ class StepStruct(ctypes.Structure):
         """Return a plan as the kernels read it.
 
         Raises:
-            ValueError: an array is not int32 in one piece.
+            ValueError: an array is not int32 in one piece; a block table may be part of a wider one.
         """
-        for array in plan:
-            if array.dtype != np.int32 or not array.flags.c_contiguous:
-                raise ValueError(f"the arrays of a plan are int32 and contiguous, not {array.dtype}")
         tables = plan.block_tables
+        for array in plan:
+            whole = tables.strides[1] == tables.itemsize if array is tables else array.flags.c_contiguous
+            if array.dtype != np.int32 or not whole:
+                raise ValueError(f"the arrays of a plan are int32 and contiguous, not {array.dtype}")
         return cls(
             len(plan.token_ids),
             len(plan.row_starts) - 1,
-            tables.shape[1],
+            tables.strides[0] // tables.itemsize,
             len(plan.logit_tokens),
             *(
                 a.ctypes.data

@@ -39,7 +39,7 @@ class StepPlan(NamedTuple):
     context_lens: NDArray[np.int32]
     """[R] tokens of the row that are in the pool once this step has run (the last position + 1)."""
     block_tables: NDArray[np.int32]
-    """[R, B] block numbers of each row, padded on the right with 0."""
+    """[R, B] block numbers of each row, padded on the right with 0; may be part of a wider table."""
     logit_tokens: NDArray[np.int32]
     """[L] indices into the T tokens; logits are computed for these alone, in this order."""
 

@@ -76,7 +76,8 @@ class Flight:
         """Return what each sequence says next, as soon as that is known; None: its prefill goes on."""
         counts, rows, logits, sampling = self._begin() if self._begun is None else self._begun
         tokens = sampling.tokens()
-        self._add_prompt_logprobs()
+        if logits is not self._logits:  # as none but these are wanted besides
+            self._add_prompt_logprobs()
         made: list[Made | None] = []
         start = 0
         reported: list[tuple[int, int, Wanted]] = []
@@ -84,7 +85,10 @@ class Flight:
             if not share.last:
                 made.append(None)
                 continue
-            said = _accept(tokens[start : start + count], share.drafts)
+            if count == 1 and tokens[start] != NOT_FINITE:  # nearly always
+                said = Made([tokens[start]])
+            else:
+                said = _accept(tokens[start : start + count], share.drafts)
             made.append(said)
             wanted = share.sequence.wanted
             if wanted is not None:

@@ -12,6 +12,7 @@ until they are evicted, and only the unfinished one at its end is freed at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -43,19 +44,22 @@ class Hold:
         node: where in the cache these end.
         loaded: how many came back from the second tier for it.
         table: the numbers once more, for a plan to copy; behind them may be zeros.
+        version: another whenever a number has changed, and none that another hold of the cache ever had.
     """
 
-    __slots__ = ("blocks", "loaded", "node", "shared", "table")
+    __slots__ = ("blocks", "loaded", "node", "shared", "table", "version")
 
-    def __init__(self, blocks: list[int], node: Node, loaded: int = 0) -> None:
+    def __init__(self, blocks: list[int], node: Node, *, loaded: int, version: int) -> None:
+        self.version = version
         self.loaded = loaded
         self.blocks = blocks
         self.shared = len(blocks)
         self.node = node
         self.table: NDArray[np.int32] = np.array(blocks, dtype=np.int32)
 
-    def append(self, blocks: list[int]) -> None:
+    def append(self, blocks: list[int], version: int) -> None:
         """Hold more blocks."""
+        self.version = version
         start = len(self.blocks)
         self.blocks += blocks
         if len(self.blocks) > len(self.table):
@@ -63,8 +67,9 @@ class Hold:
             self.table = np.concatenate((self.table[:start], more))
         self.table[start : len(self.blocks)] = blocks
 
-    def share(self, blocks: Sequence[int], node: Node) -> None:
+    def share(self, blocks: Sequence[int], node: Node, version: int) -> None:
         """Hold what is in the cache in the place of its first blocks."""
+        self.version = version
         count = len(blocks)
         self.blocks[:count] = blocks
         self.table[:count] = blocks
@@ -105,6 +110,7 @@ class KVCache:
     def __init__(self, num_blocks: int, radix: RadixCache) -> None:
         self._pool = BlockPool(num_blocks)
         self._radix = radix
+        self._versions = count(1)
 
     @property
     def available(self) -> int:
@@ -151,10 +157,10 @@ class KVCache:
         whole = limit // BLOCK_SIZE * BLOCK_SIZE
         match = self._radix.match(space, tokens[:whole])
         end = match.host_node or match.node
-        count = (len(match.blocks) + match.host_blocks) * BLOCK_SIZE
+        there = (len(match.blocks) + match.host_blocks) * BLOCK_SIZE
         # What lies in the second tier takes free blocks to come back to: as if as many were pinned.
         pinned = self._radix.newly_locked(end) + match.host_blocks
-        return Found(count, pinned, _next_block(space, end, tokens, count))
+        return Found(there, pinned, _next_block(space, end, tokens, there))
 
     def begin(self, space: Namespace, tokens: Tokens, limit: int) -> Hold:
         """Have a request hold what is there of its beginning; arguments as for `find`."""
@@ -163,7 +169,8 @@ class KVCache:
         self._radix.lock(end)
         loaded = self._take(match.host_blocks)
         self._radix.load(match, loaded)
-        return Hold([*match.blocks, *loaded], end, len(loaded))
+        blocks = [*match.blocks, *loaded]
+        return Hold(blocks, end, loaded=len(loaded), version=next(self._versions))
 
     def grow(self, hold: Hold, length: int) -> None:
         """Have a request hold blocks for so many tokens.
@@ -173,11 +180,11 @@ class KVCache:
         """
         missing = -(-length // BLOCK_SIZE) - len(hold.blocks)
         if missing > 0:
-            hold.append(self._take(missing))
+            hold.append(self._take(missing), next(self._versions))
 
-    def _take(self, count: int) -> list[int]:
-        self._pool.give_back(self._radix.evict(count - self._pool.free))
-        return self._pool.take(count)
+    def _take(self, wanted: int) -> list[int]:
+        self._pool.give_back(self._radix.evict(wanted - self._pool.free))
+        return self._pool.take(wanted)
 
     def share(
         self, hold: Hold, space: Namespace, tokens: Tokens, computed: int, priority: int = 0
@@ -186,15 +193,15 @@ class KVCache:
 
         Where another has put the same there meanwhile, the request goes on with that one's.
         """
-        count = computed // BLOCK_SIZE
-        if count > hold.shared:
+        whole = computed // BLOCK_SIZE
+        if whole > hold.shared:
             inserted = self._radix.insert(
-                space, tokens[: count * BLOCK_SIZE], hold.blocks[:count], priority=priority
+                space, tokens[: whole * BLOCK_SIZE], hold.blocks[:whole], priority=priority
             )
             self._radix.lock(inserted.node)
             self._radix.unlock(hold.node)
             self._pool.give_back(inserted.surplus)
-            hold.share(inserted.blocks, inserted.node)
+            hold.share(inserted.blocks, inserted.node, next(self._versions))
         return _next_block(space, hold.node, tokens, hold.shared * BLOCK_SIZE)
 
     def release(self, hold: Hold, space: Namespace, tokens: Tokens, computed: int, priority: int = 0) -> None:

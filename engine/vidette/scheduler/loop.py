@@ -33,7 +33,7 @@ from vidette.scheduler.effects import Command, Effects
 from vidette.scheduler.host_cache import make_cache
 from vidette.scheduler.kv_cache import KVCache, NextBlock
 from vidette.scheduler.options import LoopOptions, check_options
-from vidette.scheduler.plan import Share, charges, write_plan
+from vidette.scheduler.plan import PlanWriter, Share, charges
 from vidette.scheduler.policy import Budget, Cost, decide
 from vidette.scheduler.queue import WaitingQueue
 from vidette.scheduler.sequence import Sequence
@@ -92,6 +92,7 @@ class StepLoop:
         self._counts = Counts()
         self._now = 0.0
         self._flight: Flight | None = None
+        self._plans = PlanWriter()
         self._launched = False
         self._step_s = 0.0
         self.max_total_tokens = min(model.info.context_len, options.num_blocks * BLOCK_SIZE)
@@ -117,6 +118,7 @@ class StepLoop:
         told = Told(now)
         if self._flight is not None:
             self._land(self._flight, told)
+            self._settle(told)
         if not self._busy:
             self._step_s = 0.0
         elif self._launched:
@@ -398,7 +400,7 @@ class StepLoop:
         if batch:
             self._charge(batch)
             self._machine.launch(share.sequence.vid for share in batch)
-            self._flight = Flight(batch, self._model.forward(write_plan(batch)))
+            self._flight = Flight(batch, self._model.forward(self._plans.write(batch)))
 
     def _charge(self, batch: list[Share]) -> None:
         for tenant, tokens in charges(batch).items():
@@ -418,7 +420,6 @@ class StepLoop:
                 self._machine.land(sequence.vid, 0, end=False)
             else:
                 self._take(sequence, share, made, told)
-        self._settle(told)
 
     def _take(self, sequence: Sequence, share: Share, made: Made, told: Told) -> None:
         """Take what a sequence says next; tell of it if that is due."""

@@ -1,4 +1,4 @@
-"""From a batch of sequences to a `StepPlan`: one pass over the rows, no Python per token."""
+"""From a batch of sequences to a `StepPlan`: no Python per token, and little for a row that decodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidette.models.interface import BLOCK_SIZE, StepPlan
-from vidette.scheduler.kv_cache import KVCache
+from vidette.scheduler.kv_cache import Hold, KVCache
 from vidette.scheduler.queue import OUTPUT_WEIGHT
 from vidette.scheduler.sequence import Sequence
 
@@ -29,7 +29,7 @@ class Share(NamedTuple):
     tokens: int
     wanted: int
     last: bool
-    drafts: list[int]
+    drafts: Rows[int]
 
     @classmethod
     def of(cls, sequence: Sequence, count: int, spare: int, cache: KVCache) -> Share:
@@ -41,14 +41,16 @@ class Share(NamedTuple):
             spare: how many drafts at most.
             cache: where blocks come from.
         """
-        assert sequence.hold is not None
-        if sequence.room < count:
-            cache.grow(sequence.hold, sequence.computed + count)
-        drafts: list[int] = []
-        if sequence.drafts is not None and sequence.decoding:
-            drafts = sequence.draft(min(spare, sequence.room - 1))
-        wanted = sequence.logits_wanted(count) + len(drafts)
-        return cls(sequence, count + len(drafts), wanted, count == sequence.uncomputed, drafts)
+        hold, end = sequence.hold, sequence.computed + count
+        assert hold is not None
+        if len(hold.blocks) * BLOCK_SIZE < end:
+            cache.grow(hold, end)
+        last = end == sequence.length
+        wanted = int(last) if sequence.prompt_logprobs is None else sequence.logits_wanted(count)
+        if sequence.drafts is None or not sequence.decoding:
+            return cls(sequence, count, wanted, last, ())
+        drafts = sequence.draft(min(spare, sequence.room - 1))
+        return cls(sequence, count + len(drafts), wanted + len(drafts), last, drafts)
 
     @property
     def chosen(self) -> int:
@@ -66,39 +68,105 @@ def charges(batch: Rows[Share]) -> dict[str | None, float]:
     return served
 
 
-def write_plan(batch: Rows[Share]) -> StepPlan:
-    """Write the plan of a batch; the logits are those of its rows in order, `wanted` of each."""
-    rows = len(batch)
+class PlanWriter:
+    """Writes plans, each over the last one.
+
+    A block table is kept as long as its row has the same blocks, as it has in nearly every step of decodes;
+    and so are all arrays of such a step, as long as there are as many rows.
+    """
+
+    def __init__(self) -> None:
+        self._tables: NDArray[np.int32] = np.zeros((0, 0), dtype=np.int32)
+        self._versions: list[int] = []
+        """Of the hold whose blocks are in a row; 0: of none."""
+        self._filled: list[int] = []
+        """How many blocks are in a row."""
+        self._decodes: StepPlan | None = None
+
+    def write(self, batch: Rows[Share]) -> StepPlan:
+        """Write the plan of a batch; the logits are those of its rows in order, `wanted` of each.
+
+        It is good until the next one is written.
+        """
+        rows, decodes = len(batch), True
+        firsts: list[int] = []
+        lasts: list[int] = []
+        ends: list[int] = []
+        versions = self._versions
+        if rows > len(versions):
+            self._widen(rows, 0)
+        for row, (sequence, tokens, wanted, last, _) in enumerate(batch):
+            first, hold = sequence.computed, sequence.hold
+            assert hold is not None
+            firsts.append(first)
+            lasts.append(sequence.last)
+            ends.append(first + tokens)
+            if not (last and tokens == wanted == 1):
+                decodes = False
+            if versions[row] != hold.version:
+                self._write_table(row, hold)
+        width = -(-max(ends) // BLOCK_SIZE)
+        if decodes:
+            return self._write_decodes(lasts, firsts, width)
+        return _write_any(batch, firsts, self._tables[:rows, :width])
+
+    def _write_decodes(self, tokens: list[int], positions: list[int], width: int) -> StepPlan:
+        """Write a plan of rows that have one token each, whose logits are wanted."""
+        rows, plan = len(tokens), self._decodes
+        if plan is None or plan.block_tables.shape != (rows, width):
+            ordinals = np.arange(rows + 1, dtype=np.int32)
+            plan = self._decodes = StepPlan(
+                token_ids=np.empty(rows, dtype=np.int32),
+                positions=np.empty(rows, dtype=np.int32),
+                row_starts=ordinals,
+                context_lens=np.empty(rows, dtype=np.int32),
+                block_tables=self._tables[:rows, :width],
+                logit_tokens=ordinals[:-1],
+            )
+        plan.token_ids[:] = tokens
+        plan.positions[:] = positions
+        np.add(plan.positions, 1, out=plan.context_lens)
+        return plan
+
+    def _write_table(self, row: int, hold: Hold) -> None:
+        blocks, before = len(hold.blocks), self._filled[row]
+        if blocks > self._tables.shape[1]:
+            self._widen(0, blocks)
+        self._tables[row, :blocks] = hold.table[:blocks]
+        self._tables[row, blocks:before] = 0
+        self._versions[row], self._filled[row] = hold.version, blocks
+
+    def _widen(self, rows: int, width: int) -> None:
+        """Make room for so many rows of so many blocks, and for some more."""
+        height, before = self._tables.shape
+        shape = max(height, 2 * rows if rows > height else 0), max(before, 2 * width if width > before else 0)
+        wider = np.zeros(shape, dtype=np.int32)
+        wider[:height, :before] = self._tables
+        self._tables = wider
+        self._versions += [0] * (shape[0] - height)
+        self._filled += [0] * (shape[0] - height)
+        self._decodes = None
+
+
+def _write_any(batch: Rows[Share], starts: list[int], block_tables: NDArray[np.int32]) -> StepPlan:
     counts = np.array([share.tokens for share in batch], dtype=np.int32)
     wanted = np.array([share.wanted for share in batch], dtype=np.int32)
-    firsts = np.array([share.sequence.computed for share in batch], dtype=np.int32)
-    row_starts = np.zeros(rows + 1, dtype=np.int32)
+    firsts = np.array(starts, dtype=np.int32)
+    row_starts = np.zeros(len(batch) + 1, dtype=np.int32)
     np.cumsum(counts, out=row_starts[1:])
-    context_lens = firsts + counts
-    # Columns beyond the tokens computed so far are not read; the table is as wide as the widest context.
-    widest = -(-int(context_lens.max()) // BLOCK_SIZE)
     token_ids = np.empty(row_starts[-1], dtype=np.int32)
-    block_tables = np.zeros((rows, widest), dtype=np.int32)
     start = 0
-    for row, (sequence, count, *_) in enumerate(batch):
-        first = sequence.computed
-        if count == 1:  # a decode, as most are; a slice costs several times as much
+    for (sequence, count, *_), first in zip(batch, starts, strict=True):
+        if count == 1:  # a slice costs several times as much
             token_ids[start] = sequence.tokens[first]
         else:
             token_ids[start : start + count] = sequence.tokens[first : first + count]
         start += count
-        hold = sequence.hold
-        assert hold is not None
-        table = hold.table
-        if len(table) >= widest:
-            block_tables[row] = table[:widest]
-        else:
-            block_tables[row, : len(table)] = table
     return StepPlan(
         token_ids=token_ids,
         positions=_ranges(firsts, counts),
         row_starts=row_starts,
-        context_lens=context_lens,
+        context_lens=firsts + counts,
         block_tables=block_tables,
         logit_tokens=_ranges(row_starts[1:] - wanted, wanted),
     )

@@ -277,4 +277,5 @@ class _Step:
 
 def _more_blocks(work: Work, tokens: int) -> int:
     """Return how many blocks a request needs beyond those it holds, to compute so many tokens."""
-    return max(0, -(-(tokens - work.room) // BLOCK_SIZE))
+    missing = tokens - work.room
+    return -(-missing // BLOCK_SIZE) if missing > 0 else 0

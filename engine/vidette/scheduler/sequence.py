@@ -43,6 +43,7 @@ class Sequence:
     Attributes:
         tokens: the prompt and what was made, then drafts; only the first `length` are known.
         length: how many tokens are known.
+        last: the last of them.
         computed: how many of them have keys and values in the pool.
         charged: how many of them were counted as served, or made by itself.
         made: output tokens.
@@ -77,6 +78,7 @@ class Sequence:
         "found_in_host",
         "hold",
         "interval",
+        "last",
         "length",
         "made",
         "most",
@@ -127,6 +129,7 @@ class Sequence:
         self.drafts: Drafts | None = None
         self.ready = self.begun = self.said = self.spoiled = False
         self.prompt_tokens = self.length = len(prompt)
+        self.last = int(prompt[-1]) if len(prompt) else 0
         self.tokens = prompt
         self.made = self.computed = self.charged = 0
         self.found = self.found_in_host = self.retractions = 0
@@ -288,9 +291,12 @@ class Sequence:
         return now
 
     def _append(self, tokens: Items[int] | memoryview) -> None:
-        self._write(tokens)
-        self.length += len(tokens)
-        self.made += len(tokens)
+        count = len(tokens)
+        if count:
+            self._write(tokens)
+            self.length += count
+            self.made += count
+            self.last = tokens[-1]
 
     def _write(self, tokens: Items[int] | memoryview) -> None:
         count = len(tokens)

@@ -186,14 +186,14 @@ class SchedulerMachine:
         vids = list(vids)
         if len(set(vids)) < len(vids):
             raise LocalProtocolError(f"a batch names a vid twice: {vids}")
+        live, waiting, running = self._live, SchedulerState.WAITING, SchedulerState.RUNNING
+        entries = []
         for vid in vids:
-            state = self.state(vid)
-            if state is not SchedulerState.WAITING and state is not SchedulerState.RUNNING:
-                raise LocalProtocolError(f"vid {vid} cannot be launched: it is {state.value}")
-        live, launched = self._live, SchedulerState.LAUNCHED
-        for vid in vids:
-            _, offset, end = live[vid]
-            live[vid] = Entry(launched, offset, end)
+            entry = live.get(vid)
+            if entry is None or (entry.state is not running and entry.state is not waiting):
+                raise LocalProtocolError(f"vid {vid} cannot be launched: it is {self.state(vid).value}")
+            entries.append(Entry(SchedulerState.LAUNCHED, entry.offset, entry.end))
+        live.update(zip(vids, entries, strict=True))
 
     def land(self, vid: Vid, count: int, *, end: bool) -> Row | None:
         """Note what a batch that has come back made for one vid of it.
@@ -217,8 +217,10 @@ class SchedulerMachine:
             raise LocalProtocolError(f"vid {vid} cannot land: it is {self.state(vid).value}")
         if entry.state is SchedulerState.FREEING:
             return self._move(vid, entry, SchedulerEvent.LAND, count=0, end=entry.end)
-        event = SchedulerEvent.END if end else SchedulerEvent.LAND
-        return self._move(vid, entry, event, count=count, end=End.FINISH)
+        if not end:  # as `_move` does, and nearly always
+            self._live[vid] = Entry(_LANDED, entry.offset + count)
+            return Row(vid, entry.offset, count, None) if count else None
+        return self._move(vid, entry, SchedulerEvent.END, count=count, end=End.FINISH)
 
     def pass_floor(self, floor: Vid) -> None:
         """Forget the tombstones below a front's floor."""
@@ -292,4 +294,5 @@ class SchedulerMachine:
             self._ended[vid] = None
 
 
+_LANDED: Final = SCHEDULER_TABLE[SchedulerState.LAUNCHED, SchedulerEvent.LAND]
 _ON_DEVICE: Final = (SchedulerState.LAUNCHED, SchedulerState.FREEING)

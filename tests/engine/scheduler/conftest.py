@@ -86,7 +86,7 @@ class FakeModel:
         self._pool.reshape(-1, BLOCK_SIZE)[list(blocks)] = payload
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        self.plans.append(plan)
+        self.plans.append(StepPlan(*(array.copy() for array in plan)))
         check_plan(plan)
         logits = torch.zeros(len(plan.logit_tokens), VOCAB)
         contexts = []
