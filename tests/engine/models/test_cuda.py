@@ -11,14 +11,17 @@ import pytest
 import torch
 from tests.engine.models.test_decoder import NUM_BLOCKS, VOCABULARY, DenseDecoder, random_decoder
 from tests.engine.models.test_device_decoder import FAMILIES
+from tests.engine.scheduler.conftest import Heard, request
 
-from vidette.models import ModelSource, StepPlan, load_model
+from vidette.models import ModelSource, StepPlan, TokenTable, load_model
 from vidette.models.accelerator import capture_on
 from vidette.models.decoder_config import decoder_info
 from vidette.models.device_decoder import DeviceDecoder
-from vidette.scheduler.sampler import sample
+from vidette.scheduler.loop import StepLoop
+from vidette.scheduler.options import LoopOptions
+from vidette.scheduler.sampler import begin, sample
 from vidette.scheduler.sampling import SamplingRow
-from vidette_protocol.messages import SamplingParams
+from vidette_protocol.messages import BatchTokenIDOutput, SamplingParams
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 
@@ -63,24 +66,49 @@ def test_decodes_of_changing_company_give_the_dense_logits(
 
 
 def test_a_step_is_launched_and_not_waited_for(tiny_llama_path: Path, make_plan: Any) -> None:
-    """Whatever waits for the device raises, but for the tokens themselves."""
+    """Whatever waits for the device raises: choosing tokens is sent along, and they are read later."""
     model = load_model(ModelSource("tiny", tiny_llama_path), device="cuda", max_running=8)
     model.allocate(NUM_BLOCKS)
-    plans = [make_plan([(range(20), 0, [0, 1])]), make_plan([([5], 20, [0, 1]), ([6], 0, [2])])]
+    decodes = [([5], 20, [0, 1]), *(([6], 0, [block]) for block in (2, 3, 4))]
+    plans = [(make_plan([(range(20), 0, [0, 1])]), 1), (make_plan(decodes), 4)]
     rows = [
-        SamplingRow(SamplingParams(temperature=heat, sampling_seed=3), (), eos_ids={1}, vocab_size=260)
-        for heat in (0.0, 1.0)
+        SamplingRow(SamplingParams(**params, sampling_seed=3), (), eos_ids={1}, vocab_size=260)
+        for params in ({"temperature": 0.0}, {"top_k": 20}, {"top_p": 0.9}, {})
     ]
-    for plan in plans:
-        sample(model.forward(plan), rows[: len(plan.context_lens)], [0] * len(plan.context_lens))
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for plan in plans:
-            logits = model.forward(plan)
-            with pytest.raises(RuntimeError, match="synchronizing"):  # by `tolist`, the last thing it does
-                sample(logits, rows[: len(plan.context_lens)], [0] * len(plan.context_lens))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    assert model.overlaps
+    told = [sample(model.forward(plan), rows[:count], [0] * count) for plan, count in plans]
+    for (plan, count), expected in zip(plans, told, strict=True):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            sampling = begin(model.forward(plan), rows[:count], [0] * count)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        sampling.wait()
+        assert sampling.tokens() == expected
+
+
+def test_a_loop_says_the_same_whether_it_waits_or_not(tiny_llama_path: Path) -> None:
+    heard = []
+    for overlaps in (True, False):
+        model = load_model(ModelSource("tiny", tiny_llama_path), device="cuda", max_running=8)
+        model.overlaps = overlaps
+        options = LoopOptions(num_blocks=64, step_tokens=64, max_running=8)
+        loop, rows = StepLoop(model, options, table=TokenTable([b"x"] * 260, frozenset())), Heard()
+        commands = [
+            request(vid, range(3, 20 + vid), max_new_tokens=30, temperature=heat, top_p=0.9, ignore_eos=True)
+            for vid, heat in enumerate([0.0, 1.0, 1.0])
+        ]
+        busy = True
+        while busy:
+            loop.wait()
+            effects = loop.step(commands, 0.0)
+            busy, commands = effects.busy, []
+            assert effects.in_flight == (overlaps and busy)
+            for message in effects.messages:
+                assert isinstance(message, BatchTokenIDOutput)
+                rows.hear(message)
+        heard.append(rows.tokens)
+    assert heard[0] == heard[1]
 
 
 def test_blocks_go_to_host_memory_and_come_back(tiny_llama_path: Path, make_plan: Any) -> None:
