@@ -36,7 +36,7 @@ from vidette.front.pulse import Pulse
 from vidette.front.questions import Questions
 from vidette.front.route import Route, batches, to_send
 from vidette.front.shards import Shards
-from vidette.front.stream import Group, Stream
+from vidette.front.stream import Group, Stream, wake_all
 from vidette.front.totals import Totals
 from vidette.models.interface import ModelInfo, Tokenizer
 from vidette.transport.link import Link, RoleFailed
@@ -442,7 +442,7 @@ class TokenizerManager:
             match message:
                 case BatchStrOutput():
                     self._shards.hear(shard, message)
-                    self._route(message)
+                    await wake_all(self._route(message))
                 case HeartbeatReq() | FreezeGCReq():
                     self._shards.answer(shard, message)
                 case Failed():
@@ -473,22 +473,24 @@ class TokenizerManager:
                 case _:
                     raise RemoteProtocolError(f"{type(message).__name__} came after the handshake")
 
-    def _route(self, message: BatchStrOutput) -> None:
+    def _route(self, message: BatchStrOutput) -> list[Stream]:
+        """Give rows to those they are for; return the streams that have to be woken."""
         self.pulse.heard()
+        told: list[Stream] = []
         for row in message.rows():
-            to = self._machine.receive(Vid(row.vid), row.offset, len(row.token_ids), end_of(row.reason))
-            if row.reason is not None:
-                self._admission.end(Vid(row.vid))
+            vid, reason = Vid(row.vid), row.reason
+            to = self._machine.receive(vid, row.offset, len(row.token_ids), end_of(reason))
+            if reason is not None:
+                self._admission.end(vid)
             if to is None:
                 continue
-            if row.reason is not None:
-                if row.reason.type == "error":
-                    self.totals.failed += 1
-                else:
-                    self.totals.finished += 1
-            self._routes[to].stream.deliver(row)
+            if reason is not None:
+                self.totals.end(reason)
+            told.append(stream := self._routes[to].stream)
+            stream.deliver(row)
         self.totals.dropped = self._machine.dropped
         self._note_quiet()
+        return told
 
     def _note_quiet(self) -> None:
         self._admission.forget_over()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
+from typing import Final
 
 import anyio
 import uvicorn
@@ -18,6 +19,9 @@ from uvicorn.server import ServerState
 
 from vidette.service.sockets import HEAD_BYTES, KEEP_ALIVE_SECONDS
 
+UNSENT_BYTES: Final = 4 * 1024
+"""Of an answer that the kernel has not taken; then the answer waits, and its events are merged. Each that uvloop
+keeps costs some 700 bytes besides."""
 HEAD_TOO_LONG = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
@@ -97,6 +101,7 @@ class _Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, which has to ask for something."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(UNSENT_BYTES)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -63,9 +63,9 @@ async def _answer_in_pieces(
     await exchange.end_events()
 
 
-def _events(shape: Shape, stream: Stream, delta: Delta) -> list[object]:
-    events = list(shape.pieces(stream, delta, 0))
-    return events if delta.finish_reason is None else [*events, *shape.ending([stream])]
+def _events(shape: Shape, stream: Stream, delta: Delta) -> Iterable[object]:
+    events = shape.pieces(stream, delta, 0)
+    return events if delta.finish_reason is None else (*events, *shape.ending([stream]))
 
 
 async def answer_group(exchange: Exchange, engine: Engine, request: GenerateReqInput, shape: Shape) -> None:

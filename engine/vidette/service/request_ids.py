@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, MutableMapping
 from typing import Any, Final
 from uuid import uuid4
 
@@ -36,9 +36,9 @@ class RequestIds:
         name = given[0] if fits else uuid4().hex.encode()
         scope[REQUEST_ID] = name.decode()
 
-        async def send_named(message: MutableMapping[str, Any]) -> None:
+        def send_named(message: MutableMapping[str, Any]) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (HEADER, name)]
-            await send(message)
+            return send(message)
 
         await self._app(scope, receive, send_named)

@@ -123,8 +123,12 @@ class Exchange:
     async def send_events(self, values: Iterable[object]) -> None:
         """Send events, all in one piece; waits while the client is slow."""
         body = b"".join(map(self._dialect.frame, values))
-        if body:
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        if not body:
+            return
+        try:
+            await self._send_message({"type": "http.response.body", "body": body, "more_body": True})
+        except OSError as error:
+            raise ClientGone from error
 
     async def end_events(self, *, whole: bool = True) -> None:
         """Say that no more comes, and whether the answer is complete."""

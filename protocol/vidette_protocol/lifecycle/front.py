@@ -261,6 +261,10 @@ class FrontMachine:
         if entry is None:
             self._receive_absent(vid)
             return None
+        if end is None and entry.state is _LIVE and entry.offset == offset:
+            # As most rows are; what follows would come to the same.
+            self._live[vid] = Entry(_LIVE, entry.rid, offset + count, entry.replica, entry.group)
+            return vid
         if entry.state is FrontState.NEW:
             raise RemoteProtocolError(f"vid {vid} was not sent yet, nothing of it can come")
         if offset != entry.offset:
@@ -409,6 +413,7 @@ class FrontMachine:
             del self._ended[next(iter(self._ended))]
 
 
+_LIVE: Final = FrontState.LIVE  # to look a member up takes five times as long
 _HOW: Final = {
     FrontEvent.ABORT: How.UNSENT,
     FrontEvent.END: How.ENDED,

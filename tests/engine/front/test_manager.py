@@ -117,6 +117,22 @@ async def test_vids_are_of_the_front_and_floors_the_lowest_that_lives() -> None:
             assert only_request(front.sent()).floor == vids[1]
 
 
+async def test_who_was_cancelled_takes_nothing_whenever_it_comes() -> None:
+    async with Front.serving() as front:
+        for turns in range(8):
+            async with front.manager.generate(ask()) as stream:
+                front.say(StrRow(stream.vid, 0, (1,), None, "a"))
+                for _ in range(turns):
+                    await anyio.lowlevel.checkpoint()
+                with anyio.CancelScope() as scope:
+                    scope.cancel()
+                    await anext(stream)
+                assert scope.cancelled_caught, turns
+                assert (await anext(stream)).text == "a"
+                front.say(StrRow(stream.vid, 1, (2,), STOP, "b"))
+                assert (await stream.read()).text == "ab"
+
+
 # --- leaving ---------------------------------------------------------------------------------------
 
 
