@@ -20,8 +20,8 @@ from uvicorn.server import ServerState
 from vidette.service.sockets import HEAD_BYTES, KEEP_ALIVE_SECONDS
 
 UNSENT_BYTES: Final = 4 * 1024
-"""Of an answer that the kernel has not taken; then the answer waits, and its events are merged. Each that uvloop
-keeps costs some 700 bytes besides."""
+"""Of an answer that the kernel has not taken; then the answer waits, and its events are merged. Each that
+uvloop keeps costs some 700 bytes besides."""
 HEAD_TOO_LONG = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
