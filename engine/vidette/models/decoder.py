@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F  # noqa: N812
 
+from vidette.models.best import split_logits
 from vidette.models.decoder_config import Activation, DecoderConfig
-from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan
+from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan, StepResult
 from vidette.models.paging import AttentionGroup, AttentionLayout, lay_out
 from vidette.models.weights import DecoderLayer, DecoderWeights, Matrix, Vector
 
@@ -102,10 +103,10 @@ class Decoder:
         return [pool.view(-1, width).numpy() for pools in self._pools for pool in pools]
 
     @torch.inference_mode()
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan) -> StepResult:
         """Compute one step, as `Model.forward` says.
 
-        The result is an inference tensor: change it in place under `torch.inference_mode()` only.
+        The logits are an inference tensor: change them in place under `torch.inference_mode()` only.
         """
         config = self._config
         layout = lay_out(plan, config.num_heads // config.num_kv_heads, config.windows)
@@ -133,9 +134,9 @@ class Decoder:
                 added_TE = self._rms_norm(added_TE, layer.post_ffn_norm)
             x_TE = x_TE + added_TE
 
-        wanted = x_TE[torch.from_numpy(plan.logit_tokens).long()]
+        wanted = x_TE[torch.from_numpy(plan.wanted_tokens).long()]
         logits = linear(self._rms_norm(wanted, self._norm), self._head_VE)
-        return capped(logits, config.logit_softcap)
+        return split_logits(capped(logits, config.logit_softcap), plan)
 
     def _project(
         self,

@@ -30,9 +30,10 @@ from torch.nn import functional as F  # noqa: N812
 
 from vidette.models import accelerator
 from vidette.models.accelerator import Capture
+from vidette.models.best import split_logits
 from vidette.models.decoder import LayerTensors, WeightLoader, capped
 from vidette.models.decoder_config import Activation, DecoderConfig
-from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan
+from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan, StepResult
 from vidette.models.paging import find_slots, group_rows
 from vidette.models.weights import DecoderWeights
 
@@ -186,15 +187,15 @@ class DeviceDecoder:
     # --- steps -------------------------------------------------------------------
 
     @torch.inference_mode()
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan) -> StepResult:
         """Compute one step, as `Model.forward` says; a device may not have done so yet.
 
-        The result is an inference tensor: change it in place under `torch.inference_mode()` only.
+        The logits are an inference tensor: change them in place under `torch.inference_mode()` only.
         """
         num_new_R = np.diff(plan.row_starts)
         if len(num_new_R) <= self._max_rows and num_new_R.max(initial=0) == num_new_R.min(initial=1) == 1:
-            return self._decode(plan)
-        return self._extend(plan, num_new_R)
+            return split_logits(self._decode(plan), plan)
+        return split_logits(self._extend(plan, num_new_R), plan)
 
     def _decode(self, plan: StepPlan) -> torch.Tensor:
         """Compute a step in which every row has one token."""
@@ -203,9 +204,10 @@ class DeviceDecoder:
         self._fill(step, plan)
         step.run()
         logits = step.logits_RV[:rows]
-        if len(plan.logit_tokens) == rows and bool((plan.logit_tokens == np.arange(rows)).all()):
+        wanted = plan.wanted_tokens
+        if len(wanted) == rows and bool((wanted == np.arange(rows)).all()):
             return logits
-        return logits.index_select(0, self._upload(plan.logit_tokens)[0])
+        return logits.index_select(0, self._upload(wanted)[0])
 
     def _fill(self, step: _Step, plan: StepPlan | None) -> None:
         """Tell a step what to compute; None: nothing but what fills it up."""
@@ -263,7 +265,7 @@ class DeviceDecoder:
             plan.token_ids,
             plan.positions,
             find_slots(plan.block_tables[rows_T], plan.positions[:, None])[:, 0],
-            plan.logit_tokens,
+            plan.wanted_tokens,
             np.arange(0) if order_T is None else order_T,
         ]
         for (rows, queries_RQ), reach in zip(grouped, reaches, strict=True):

@@ -196,6 +196,7 @@ def make_plan(parts: list[Part], *, all_logits: bool = False) -> StepPlan:
         context_lens=np.array([part.start + len(part.tokens) for part in parts], dtype=np.int32),
         block_tables=tables,
         logit_tokens=np.arange(starts[-1], dtype=np.int32) if all_logits else starts[1:] - 1,
+        best_tokens=np.zeros(0, dtype=np.int32),
     )
 
 

@@ -207,7 +207,7 @@ def test_logits_are_those_of_the_specification(name: str, make: Make, kernels: N
         [Part(tokens[0][60:61], 60, tables[0])],
     ):
         plan = make_plan(parts, all_logits=True)
-        ours, expected = decoder.forward(plan).numpy(), reference.forward(plan)
+        ours, expected = decoder.forward(plan).logits.numpy(), reference.forward(plan)
         assert np.abs(ours - expected).max() < 0.03 * np.abs(expected).max()
         assert np.square(ours - expected).mean() < 1e-5 * np.square(expected).mean()
 
@@ -220,7 +220,7 @@ def test_bits_depend_on_the_request_alone(data: st.DataObject, name: str, thread
     weights = make_weights(config)
     tokens = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=90), "tokens")
     alone = make(config, weights, threads=1)
-    expected = alone.forward(make_plan([Part(tokens, 0, list(range(6)))], all_logits=True)).numpy()
+    expected = alone.forward(make_plan([Part(tokens, 0, list(range(6)))], all_logits=True)).logits.numpy()
 
     blocks = data.draw(st.permutations(range(BLOCKS)), "blocks")
     decoder = make(config, weights, threads=threads)
@@ -238,7 +238,7 @@ def test_bits_depend_on_the_request_alone(data: st.DataObject, name: str, thread
         ]
         place = data.draw(st.integers(0, len(others)), "place")
         parts = [*others[:place], Part(tokens[done : done + count], done, blocks[:6]), *others[place:]]
-        logits = decoder.forward(make_plan(parts, all_logits=True)).numpy()
+        logits = decoder.forward(make_plan(parts, all_logits=True)).logits.numpy()
         first = sum(len(part.tokens) for part in parts[:place])
         assert logits[first : first + count].tobytes() == expected[done : done + count].tobytes()
         done += count
@@ -249,7 +249,7 @@ def test_what_recycled_blocks_hold_reaches_nobody(make: Make) -> None:
     clean, used = make(PLAIN, weights), make(PLAIN, weights)
     used.import_blocks(range(BLOCKS), np.full_like(used.export_blocks(range(BLOCKS)), np.nan))
     plan = make_plan([Part([5, 6, 7], 0, [3])])
-    assert torch.equal(clean.forward(plan).clone(), used.forward(plan))
+    assert torch.equal(clean.forward(plan).logits.clone(), used.forward(plan).logits)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -259,13 +259,13 @@ def test_what_is_not_finite_stays_with_its_own_row(name: str, make: Make) -> Non
     weights = make_weights(config)
     decoder, fresh = make(config, weights), make(config, weights)
     sane, other = Part([1, 2], 0, [0]), Part([5], 0, [3])
-    expected, expected_other = (fresh.forward(make_plan([part])).clone() for part in (sane, other))
+    expected, expected_other = (fresh.forward(make_plan([part])).logits.clone() for part in (sane, other))
     decoder.import_blocks([1], np.full_like(decoder.export_blocks([1]), np.nan))
-    logits = decoder.forward(make_plan([Part([9], 16, [1, 2]), sane]))
+    logits = decoder.forward(make_plan([Part([9], 16, [1, 2]), sane])).logits
     assert not logits[0].isfinite().any()
     assert torch.equal(logits[1], expected[0])
     # Another request's token is in its place now.
-    assert torch.equal(decoder.forward(make_plan([other])), expected_other)
+    assert torch.equal(decoder.forward(make_plan([other])).logits, expected_other)
 
 
 def test_blocks_come_back_as_they_left(make: Make) -> None:
@@ -273,19 +273,19 @@ def test_blocks_come_back_as_they_left(make: Make) -> None:
     decoder = make(RICH, make_weights(RICH))
     tokens = list(range(40))
     decoder.forward(make_plan([Part(tokens, 0, [4, 9, 2])]))
-    expected = decoder.forward(make_plan([Part([7], 40, [4, 9, 2])])).clone()
+    expected = decoder.forward(make_plan([Part([7], 40, [4, 9, 2])])).logits.clone()
     payload = decoder.export_blocks([4, 9, 2])
     assert payload.dtype == np.float16
     assert len(payload) == 3
     decoder.import_blocks([4, 9, 2], np.zeros_like(payload))
     decoder.import_blocks([30, 31, 32], payload)
-    assert torch.equal(decoder.forward(make_plan([Part([7], 40, [30, 31, 32])])), expected)
+    assert torch.equal(decoder.forward(make_plan([Part([7], 40, [30, 31, 32])])).logits, expected)
 
 
 def test_a_step_may_want_no_logits(make: Make) -> None:
     decoder = make(PLAIN, make_weights(PLAIN))
     plan = make_plan([Part([1, 2, 3], 0, [0])])._replace(logit_tokens=np.zeros(0, dtype=np.int32))
-    assert decoder.forward(plan).shape == (0, VOCAB)
+    assert decoder.forward(plan).logits.shape == (0, VOCAB)
 
 
 def test_a_profile_says_where_the_time_went(make: Make) -> None:
@@ -420,4 +420,4 @@ def test_the_c_structs_have_the_sizes_that_ctypes_gives_them() -> None:
     from vidette.kernels.bindings import ShapeStruct, StepStruct
 
     assert ctypes.sizeof(ShapeStruct) == 8 * 8 + 4 * 4 + 5 * 4 + 4
-    assert ctypes.sizeof(StepStruct) == 4 * 8 + 5 * 8
+    assert ctypes.sizeof(StepStruct) == 5 * 8 + 6 * 8

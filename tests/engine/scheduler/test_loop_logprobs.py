@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.engine.scheduler.conftest import VOCAB, Driver, FakeModel, request
 
+from vidette.models import StepPlan, StepResult
+from vidette.models.best import split_logits
 from vidette.scheduler import logprobs
 from vidette.scheduler.effects import Command
 from vidette_protocol.messages import BatchTokenIDOutput, TokenizedGenerateReqInput, TokenLogprobs
@@ -38,10 +40,10 @@ class RandomModel(FakeModel):
         self.wanted.append(logits_of(list(context)))
         return 0
 
-    def forward(self, plan: Any) -> torch.Tensor:
+    def forward(self, plan: StepPlan) -> StepResult:
         self.wanted.clear()
-        logits = super().forward(plan)
-        return torch.from_numpy(np.stack(self.wanted)) if self.wanted else logits
+        result = super().forward(plan)
+        return split_logits(torch.from_numpy(np.stack(self.wanted)), plan) if self.wanted else result
 
 
 class Reports:

@@ -14,8 +14,9 @@ from tests.engine.models.devices import Elsewhere
 from torch.overrides import TorchFunctionMode
 
 from vidette.models import accelerator
+from vidette.models.interface import NOT_FINITE
 from vidette.scheduler.logprobs import Wanted, find_logprobs
-from vidette.scheduler.sampler import NOT_FINITE, sample
+from vidette.scheduler.sampler import sample
 from vidette.scheduler.sampling import SamplingRow
 from vidette_protocol.messages import SamplingParams
 
