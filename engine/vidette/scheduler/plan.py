@@ -38,7 +38,7 @@ class Share(NamedTuple):
 
 
 def write_plan(batch: Rows[Share]) -> StepPlan:
-    """Write the plan of a batch; of its rows, in order, logits or best tokens are wanted, `wanted` of each."""
+    """Write the plan of a batch: of its rows, in order, `wanted` logits or best tokens each."""
     rows = len(batch)
     counts = np.array([share.tokens for share in batch], dtype=np.int32)
     wanted = np.array([share.wanted for share in batch], dtype=np.int32)

@@ -138,7 +138,7 @@ class SamplingRow:
         self._adds[place] = self._bias.get(token, 0.0) - count * self._frequency - self._presence
 
     def takes_best(self, position: int) -> bool:
-        """Return whether from a position of the output on every token is simply that with the largest logit."""
+        """Return whether from a position of the output on each token is that with the largest logit."""
         return (
             self.way is Way.BEST
             and not self.edited
