@@ -22,6 +22,7 @@ from vidette.kernels.reference import (
     PackedMatrix,
     PagedRows,
     attend,
+    best_tokens,
     gated,
     linear,
     pool_shape,
@@ -242,6 +243,33 @@ def test_bits_depend_on_the_request_alone(data: st.DataObject, name: str, thread
         first = sum(len(part.tokens) for part in parts[:place])
         assert logits[first : first + count].tobytes() == expected[done : done + count].tobytes()
         done += count
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data(), name=st.sampled_from(list(CONFIGS)), threads=st.sampled_from([1, 2, 3]))
+def test_best_tokens_are_those_of_the_logits(
+    data: st.DataObject, name: str, threads: int, make: Make
+) -> None:
+    """Whichever are wanted of which tokens: logits keep their bits, the best are the first of the largest."""
+    config = CONFIGS[name]
+    weights = make_weights(config)
+    matrix = weights.head or weights.embedding
+    rows = matrix.data.view(np.float32).reshape(matrix.shape)
+    rows[101:202] = rows[:101]  # every logit is there twice
+    decoder = make(config, weights, threads=threads)
+    count = data.draw(st.integers(1, 70), "tokens")
+    tokens = np.random.default_rng(count).integers(0, VOCAB, count).tolist()
+    if data.draw(st.booleans(), "faulty"):
+        decoder.import_blocks([9], np.full_like(decoder.export_blocks([9]), np.nan))
+    parts = [Part(tokens, 0, list(range(5))), Part([3], 16, [9, 8]), Part([4], 0, [10])]
+    plan = make_plan(parts, all_logits=True)
+    every = decoder.forward(plan).logits.clone().numpy()
+    places = st.lists(st.integers(0, count + 1), max_size=64)
+    logits, best = (np.array(data.draw(places, which), dtype=np.int32) for which in ("logits", "best"))
+    result = decoder.forward(plan._replace(logit_tokens=logits, best_tokens=best))
+    assert result.logits.numpy().tobytes() == every[logits].tobytes()
+    assert result.best.tolist() == best_tokens(every[best]).tolist()
+    assert set(best_tokens(every).tolist()) <= {-1, *range(101), 202}
 
 
 def test_what_recycled_blocks_hold_reaches_nobody(make: Make) -> None:

@@ -14,6 +14,7 @@ from tests.engine.models.test_device_decoder import FAMILIES
 
 from vidette.models import ModelSource, StepPlan, load_model
 from vidette.models.accelerator import capture_on
+from vidette.models.best import take_best
 from vidette.models.decoder_config import decoder_info
 from vidette.models.device_decoder import DeviceDecoder
 from vidette.scheduler.sampler import sample
@@ -76,11 +77,23 @@ def test_a_step_is_launched_and_not_waited_for(tiny_llama_path: Path, make_plan:
     torch.cuda.set_sync_debug_mode("error")
     try:
         for plan in plans:
+            wanted = plan.logit_tokens
+            model.forward(plan._replace(logit_tokens=wanted[:0], best_tokens=wanted))
             logits = model.forward(plan).logits
             with pytest.raises(RuntimeError, match="synchronizing"):  # by `tolist`, the last thing it does
                 sample(logits, rows[: len(plan.context_lens)], [0] * len(plan.context_lens))
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_best_tokens_are_those_of_the_logits() -> None:
+    logits = torch.randint(-4, 4, (33, 1001), generator=torch.Generator().manual_seed(1)).float()
+    for row, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+        logits[row, 500] = value
+    logits[3] = -torch.inf
+    best = take_best(logits.to("cuda"))
+    assert best.is_cuda
+    assert best.tolist() == take_best(logits).tolist()
 
 
 def test_blocks_go_to_host_memory_and_come_back(tiny_llama_path: Path, make_plan: Any) -> None:

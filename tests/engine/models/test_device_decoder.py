@@ -257,6 +257,19 @@ def test_bfloat16_is_near_by(switches: dict[str, Any], make_plan: Callable[..., 
     assert error.mean() < 0.03 * expected.std()
 
 
+@pytest.mark.parametrize("length", [1, 3])
+def test_best_tokens_are_those_of_the_logits(length: int, make_plan: Callable[..., StepPlan]) -> None:
+    """In steps of decodes and in others."""
+    _, model = build({})
+    plan = make_plan([(range(length), 0, [4]), ([9], 0, [5]), ([3], 0, [6])])
+    every = model.forward(plan).logits.clone()
+    rows = plan.logit_tokens
+    for logits, best in ([[], [0, 1, 2]], [[2, 0], [1]], [[1], [0, 2]], [[0, 1], [2]]):
+        result = model.forward(plan._replace(logit_tokens=rows[logits], best_tokens=rows[best]))
+        assert torch.equal(result.logits, every[logits])
+        assert result.best.tolist() == every[best].argmax(dim=1).tolist()
+
+
 @pytest.mark.parametrize("switches", FAMILIES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_device_no_value_is_read_and_nothing_lies_elsewhere(
@@ -276,10 +289,12 @@ def test_on_a_device_no_value_is_read_and_nothing_lies_elsewhere(
     ]
     with Elsewhere():
         for plan in plans:
-            for wanted in (plan, plan._replace(logit_tokens=plan.logit_tokens[1:])):
-                logits = model.forward(wanted).logits
-                assert logits.shape == (len(wanted.logit_tokens), VOCABULARY)
-                assert logits.dtype == torch.float32
+            for first in range(3):
+                wanted, best = plan.logit_tokens[first:], plan.logit_tokens[:first]
+                result = model.forward(plan._replace(logit_tokens=wanted, best_tokens=best))
+                assert result.logits.shape == (len(wanted), VOCABULARY)
+                assert result.logits.dtype == torch.float32
+                assert result.best.shape == (first,)
 
 
 def test_the_stand_in_for_a_device_can_fail() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -103,6 +104,29 @@ class FakeModel:
             else:
                 logits[logit, token] = 40.0
         return split_logits(logits, plan)
+
+
+def logits_of(context: list[int]) -> NDArray[np.float32]:
+    """Return the logits behind a context: random, but always the same."""
+    seed = zlib.crc32(np.array(context, dtype=np.int32).tobytes())
+    return np.random.default_rng(seed).standard_normal(VOCAB).astype(np.float32) * 2
+
+
+class RandomModel(FakeModel):
+    """A model whose logits say more than the next token."""
+
+    def __init__(self) -> None:
+        self.wanted: list[NDArray[np.float32]] = []
+        super().__init__(self._note)
+
+    def _note(self, context: Any) -> int:
+        self.wanted.append(logits_of(list(context)))
+        return 0
+
+    def forward(self, plan: StepPlan) -> StepResult:
+        self.wanted.clear()
+        result = super().forward(plan)
+        return split_logits(torch.from_numpy(np.stack(self.wanted)), plan) if self.wanted else result
 
 
 class GatedModel(FakeModel):
