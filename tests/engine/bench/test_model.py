@@ -17,6 +17,7 @@ from vidette.bench.others import Patience
 from vidette.bench.scheduler import IdleModel
 from vidette.bench.steps import DECODE_8, PREFILL, WORKLOADS
 from vidette.models import StepPlan, StepResult, TokenTable
+from vidette.models.interface import NOT_FINITE
 from vidette.models.quants import TensorType
 from vidette.models.store import ModelSource
 from vidette.models.weights import DecoderLayer, DecoderWeights, Matrix
@@ -197,7 +198,7 @@ def test_the_loop_times_decodes_alone_and_finds_its_prompts_again() -> None:
 
 def test_a_model_without_logits_does_not_hang_it() -> None:
     model = IdleModel(256)
-    model._logits.fill_(float("nan"))
+    model._best.fill_(NOT_FINITE)
     with torch.inference_mode(), pytest.raises(RuntimeError, match="not finite"):
         LoopSteps(TimedModel(model), TABLE, [DECODE_8], rng=np.random.default_rng(0)).time(DECODE_8)
 

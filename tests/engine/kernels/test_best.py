@@ -48,6 +48,13 @@ def test_every_place_can_be_the_best(kernels: Native, vocab: int, sign: float) -
     assert kernels.best(logits, threads=2).tolist() == list(range(vocab))
 
 
+def test_of_equal_ones_the_first_is_best_whoever_saw_it(kernels: Native) -> None:
+    vocab = 20_000
+    first = np.random.default_rng(2).integers(0, vocab, 64)
+    logits = (np.arange(vocab) >= first[:, None]).astype(np.float32)
+    assert kernels.best(logits, threads=3).tolist() == first.tolist()
+
+
 @pytest.mark.parametrize(
     ("row", "token"),
     [
