@@ -31,10 +31,10 @@ from torch.nn import functional as F  # noqa: N812
 from vidette.models import accelerator
 from vidette.models.accelerator import Capture
 from vidette.models.best import split_logits
-from vidette.models.decoder import LayerTensors, WeightLoader, capped
+from vidette.models.decoder import LayerTensors, WeightLoader, attend_group, capped
 from vidette.models.decoder_config import Activation, DecoderConfig
 from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan, StepResult
-from vidette.models.paging import find_slots, group_rows
+from vidette.models.paging import AttentionGroup, find_slots, group_rows
 from vidette.models.weights import DecoderWeights
 
 _FIXED: Final = 3  # token id, position and slot of a decode go before its block table
@@ -52,16 +52,6 @@ class _Group(NamedTuple):
     """int64: block numbers."""
     reach: int
     """No row has more positions than this."""
-
-
-class _Sight(NamedTuple):
-    """What the queries of a group see, for one window."""
-
-    queries_RQ: torch.Tensor
-    slots_RC: torch.Tensor
-    """int64: slot of each position the row sees; padding repeats the row's last."""
-    visible_R1NC: torch.Tensor
-    """bool: whether a query sees a position."""
 
 
 class _Step(NamedTuple):
@@ -313,7 +303,7 @@ class DeviceDecoder:
             q_THD, k_TKD, v_TKD = self._project(normed_TE, layer, turns[config.rope_kinds[index]])
             keys.index_copy_(0, slots_T, k_TKD)
             values.index_copy_(0, slots_T, v_TKD)
-            mixed = [self._attend(q_THD, keys, values, sight) for sight in sights[windows[index]]]
+            mixed = [attend_group(q_THD, keys, values, sight, config) for sight in sights[windows[index]]]
             mixed_TE = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
             if order_T is not None:
                 mixed_TE = mixed_TE.index_select(0, order_T)
@@ -364,7 +354,7 @@ class DeviceDecoder:
 
     # --- attention ---------------------------------------------------------------
 
-    def _look(self, positions_T: torch.Tensor, group: _Group, window: int) -> _Sight:
+    def _look(self, positions_T: torch.Tensor, group: _Group, window: int) -> AttentionGroup:
         """Find what each query of a group sees; positions count from the first that its row's first sees."""
         queries_RQ, tables_RW, reach = group
         rows, num_queries = queries_RQ.shape
@@ -381,37 +371,11 @@ class DeviceDecoder:
         visible_RQGC = visible_RQC[:, :, None].expand(-1, -1, heads_per_kv_head, -1)
         own_RC = torch.minimum(places_RC, last_R1)
         blocks_RC = tables_RW.gather(1, own_RC // BLOCK_SIZE)
-        return _Sight(
+        return AttentionGroup(
             queries_RQ,
             blocks_RC * BLOCK_SIZE + own_RC % BLOCK_SIZE,
             visible_RQGC.reshape(rows, 1, num_queries * heads_per_kv_head, length),
         )
-
-    def _attend(
-        self, q_THD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sight: _Sight
-    ) -> torch.Tensor:
-        """Attend for one group of rows; returns [R * Q, heads * head_dim]."""
-        config = self._config
-        (rows, num_queries), slots_N = sight.queries_RQ.shape, sight.slots_RC.flatten()
-        seen_shape = (rows, -1, config.num_kv_heads, config.head_dim)
-        k_RKCD = keys.index_select(0, slots_N).view(seen_shape).transpose(1, 2)
-        v_RKCD = values.index_select(0, slots_N).view(seen_shape).transpose(1, 2)
-        # The G heads that share a key-value head become further queries of it: N = Q * G.
-        q_RQKGD = q_THD.index_select(0, sight.queries_RQ.flatten()).view(
-            rows, num_queries, config.num_kv_heads, -1, config.head_dim
-        )
-        q_RKND = q_RQKGD.transpose(1, 2).flatten(2, 3)
-        if config.attention_softcap:
-            scores_RKNC = (q_RKND @ k_RKCD.transpose(-1, -2)).float() * config.query_scale
-            scores_RKNC = capped(scores_RKNC, config.attention_softcap)
-            shares_RKNC = scores_RKNC.masked_fill(~sight.visible_R1NC, -torch.inf).softmax(dim=-1)
-            out_RKND = shares_RKNC.to(self.dtype) @ v_RKCD
-        else:
-            out_RKND = F.scaled_dot_product_attention(
-                q_RKND, k_RKCD, v_RKCD, attn_mask=sight.visible_R1NC, scale=config.query_scale
-            )
-        out_RKQGD = out_RKND.reshape(rows, config.num_kv_heads, num_queries, -1, config.head_dim)
-        return out_RKQGD.transpose(1, 2).reshape(rows * num_queries, -1)
 
 
 def _rotate(
