@@ -10,7 +10,8 @@ request's seed and the position in its output, and the way it is looked up depen
 parameters and logits alone: the same seed gives the same text whatever else is in the batch, and a request
 that is computed again goes on as it was. So sums are taken row by row, in one order; none goes over rows.
 
-No row is sorted where that can be avoided:
+A request that just takes the most probable tokens does not come here, unless it wants log probabilities: the
+model finds them (`StepResult.best`). No row is sorted where that can be avoided:
 
 - the best token: the largest peak, then the largest in its block (`vidette.scheduler.ranking`)
 - the whole vocabulary: a block of the softmax by its sum, then a token in the block
