@@ -1,4 +1,4 @@
-"""From a step's logits to what each sequence of the batch says next.
+"""From a step's result to what each sequence of the batch says next.
 
 A draft is judged by what would have been chosen without it: each of its places has its own number to draw by
 (seed and position), so it is kept as far as it is the very token that is chosen there. The text is the same
@@ -13,9 +13,10 @@ from typing import NamedTuple
 import torch
 
 from vidette.models.accelerator import upload
+from vidette.models.interface import NOT_FINITE, StepResult
 from vidette.scheduler.logprobs import Found, Wanted, find_logprobs
 from vidette.scheduler.plan import Share
-from vidette.scheduler.sampler import NOT_FINITE, sample
+from vidette.scheduler.sampler import sample
 from vidette.scheduler.sampling import SamplingRow
 
 
@@ -34,23 +35,23 @@ class Made(NamedTuple):
     faulty: bool = False
 
 
-def choose(batch: Items[Share], logits: torch.Tensor) -> list[Made | None]:
+def choose(batch: Items[Share], result: StepResult) -> list[Made | None]:
     """Choose what each sequence says next; None: its prefill goes on.
 
     Args:
         batch: as it was launched.
-        logits: float32 [L, V], `wanted` of each share, in order; may be changed in place.
+        result: `wanted` of each share, in order, best tokens or logits; these may be changed in place.
     """
     places: list[int] = []
     rows: list[SamplingRow] = []
     positions: list[int] = []
-    counts: list[int] = []
-    end = 0
+    logits, end = result.logits, 0
     for share in batch:
+        if share.best:
+            continue
         sequence, start = share.sequence, end
         end += share.wanted
         count = share.chosen
-        counts.append(count)
         if sequence.prompt_logprobs is not None:
             needed = sequence.prompt_logprobs.needed(sequence.computed, share.tokens)
             if needed:
@@ -67,12 +68,18 @@ def choose(batch: Items[Share], logits: torch.Tensor) -> list[Made | None]:
     if len(places) != len(logits):
         picked = logits.index_select(0, upload(torch.tensor(places, dtype=torch.int64), logits.device))
     tokens = sample(picked, rows, positions)
+    best: list[int] = result.best.tolist()
     made: list[Made | None] = []
-    start = 0
+    start = best_start = 0
     reported: list[tuple[int, int, Wanted]] = []
-    for place, (share, count) in enumerate(zip(batch, counts, strict=True)):
+    for place, share in enumerate(batch):
         if not share.last:
             made.append(None)
+            continue
+        count = share.chosen
+        if share.best:
+            made.append(_accept(best[best_start : best_start + count], share.drafts))
+            best_start += count
             continue
         said = _accept(tokens[start : start + count], share.drafts)
         made.append(said)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from vidette._freeze import Freeze
-from vidette.models.interface import BLOCK_SIZE, Model, TokenTable
+from vidette.models.interface import BLOCK_SIZE, Model, StepResult, TokenTable
 from vidette.scheduler import endings
 from vidette.scheduler.choosing import Made, choose
 from vidette.scheduler.controls import Controls
@@ -393,7 +393,8 @@ class StepLoop:
         if sequence.drafts is not None and sequence.decoding:
             drafts = sequence.draft(min(spare, sequence.room - 1))
         wanted = sequence.logits_wanted(count) + len(drafts)
-        return Share(sequence, count + len(drafts), wanted, count == sequence.uncomputed, drafts)
+        last = count == sequence.uncomputed
+        return Share(sequence, count + len(drafts), wanted, last, drafts, sequence.takes_best)
 
     def _charge(self, batch: list[Share]) -> None:
         """Count what is computed as served to whose it is, but for what is computed again."""
@@ -405,8 +406,8 @@ class StepLoop:
         for tenant, tokens in served.items():
             self._queue.charge(tenant, tokens)
 
-    def _land(self, batch: list[Share], logits: torch.Tensor, told: Told) -> None:
-        for share, made in zip(batch, choose(batch, logits), strict=True):
+    def _land(self, batch: list[Share], result: StepResult, told: Told) -> None:
+        for share, made in zip(batch, choose(batch, result), strict=True):
             sequence = share.sequence
             if not sequence.decoding:
                 sequence.computed += share.tokens

@@ -18,9 +18,10 @@ class Share(NamedTuple):
     Args:
         sequence: whose.
         tokens: how many of its uncomputed tokens, drafts behind them included.
-        wanted: how many logits are wanted, of the last of these tokens; 0: none.
+        wanted: after how many of these tokens, the last ones, logits or best tokens are wanted.
         last: whether nothing that is known of it is uncomputed then.
         drafts: the drafts among the tokens.
+        best: whether instead of logits it is just their best tokens that are wanted.
     """
 
     sequence: Sequence
@@ -28,6 +29,7 @@ class Share(NamedTuple):
     wanted: int
     last: bool
     drafts: list[int]
+    best: bool = False
 
     @property
     def chosen(self) -> int:
@@ -36,10 +38,11 @@ class Share(NamedTuple):
 
 
 def write_plan(batch: Rows[Share]) -> StepPlan:
-    """Write the plan of a batch; the logits are those of its rows in order, `wanted` of each."""
+    """Write the plan of a batch: of its rows, in order, `wanted` logits or best tokens each."""
     rows = len(batch)
     counts = np.array([share.tokens for share in batch], dtype=np.int32)
     wanted = np.array([share.wanted for share in batch], dtype=np.int32)
+    best = np.array([share.best for share in batch])
     firsts = np.array([share.sequence.computed for share in batch], dtype=np.int32)
     row_starts = np.zeros(rows + 1, dtype=np.int32)
     np.cumsum(counts, out=row_starts[1:])
@@ -69,8 +72,14 @@ def write_plan(batch: Rows[Share]) -> StepPlan:
         row_starts=row_starts,
         context_lens=context_lens,
         block_tables=block_tables,
-        logit_tokens=_ranges(row_starts[1:] - wanted, wanted),
+        logit_tokens=_lasts(row_starts[1:], np.where(best, 0, wanted)),
+        best_tokens=_lasts(row_starts[1:], np.where(best, wanted, 0)),
     )
+
+
+def _lasts(ends: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the last places before each end, `counts` of them."""
+    return _ranges(ends - counts, counts) if counts.any() else counts[:0]
 
 
 def _ranges(firsts: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -213,6 +213,11 @@ class Sequence:
                 first = needed.start
         return end - first
 
+    @property
+    def takes_best(self) -> bool:
+        """Whether of its next tokens nothing is wanted but which are the most probable ones."""
+        return self.wanted is None and self.row.takes_best(self.made)
+
     def charge(self, count: int) -> int:
         """Return how many of the next tokens to be computed were not charged before; now they are."""
         before = max(self.charged, self.computed)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan, TokenTable
+from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan, StepResult, TokenTable
 from vidette.scheduler.controls import Controls
 from vidette.scheduler.drafts import Drafts
 from vidette.scheduler.effects import Command
@@ -47,7 +47,7 @@ class _Model:
     def allocate(self, num_blocks: int) -> None:
         """Nothing is computed, so nothing is stored."""
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan) -> StepResult:
         """Never called.
 
         Raises:
@@ -221,15 +221,22 @@ class ExploredLoop(StepLoop):
             batch.append(self._share_of(sequence, self._chunk(sequence), self._bounds.drafts))
         self._charge(batch)
         self._machine.launch(share.sequence.vid for share in batch)
-        logits = [
-            line
-            for share, (_, outcome) in zip(batch, chosen, strict=True)
-            for line in self._say(share, outcome)
-        ]
+        logits: list[NDArray[np.float32]] = []
+        best: list[int] = []
+        for share, (_, outcome) in zip(batch, chosen, strict=True):
+            lines = self._say(share, outcome)
+            if share.best:
+                best += [int(line.argmax()) for line in lines]
+            else:
+                logits += lines
         for share in batch:
             self._note(share)
         with torch.inference_mode():
-            self._land(batch, torch.from_numpy(np.array(logits, dtype=np.float32).reshape(-1, VOCAB)), told)
+            result = StepResult(
+                torch.from_numpy(np.array(logits, dtype=np.float32).reshape(-1, VOCAB)),
+                torch.tensor(best, dtype=torch.int64),
+            )
+            self._land(batch, result, told)
         return self._settle(told)
 
     def retract(self, vid: Vid) -> None:

@@ -14,6 +14,7 @@ from tests.engine.models.test_device_decoder import FAMILIES
 
 from vidette.models import ModelSource, StepPlan, load_model
 from vidette.models.accelerator import capture_on
+from vidette.models.best import take_best
 from vidette.models.decoder_config import decoder_info
 from vidette.models.device_decoder import DeviceDecoder
 from vidette.scheduler.sampler import sample
@@ -58,7 +59,7 @@ def test_decodes_of_changing_company_give_the_dense_logits(
             plan.append((texts[row][start:end], start, blocks[row]))
             wanted.append(expected[row][end - 1])
             lengths[row] = end
-        error = np.abs(model.forward(make_plan(plan)).cpu().numpy() - np.array(wanted))
+        error = np.abs(model.forward(make_plan(plan)).logits.cpu().numpy() - np.array(wanted))
         assert error.mean() < (1e-4 if dtype is torch.float32 else 0.03 * expected[5].std())
 
 
@@ -72,22 +73,34 @@ def test_a_step_is_launched_and_not_waited_for(tiny_llama_path: Path, make_plan:
         for heat in (0.0, 1.0)
     ]
     for plan in plans:
-        sample(model.forward(plan), rows[: len(plan.context_lens)], [0] * len(plan.context_lens))
+        sample(model.forward(plan).logits, rows[: len(plan.context_lens)], [0] * len(plan.context_lens))
     torch.cuda.set_sync_debug_mode("error")
     try:
         for plan in plans:
-            logits = model.forward(plan)
+            wanted = plan.logit_tokens
+            model.forward(plan._replace(logit_tokens=wanted[:0], best_tokens=wanted))
+            logits = model.forward(plan).logits
             with pytest.raises(RuntimeError, match="synchronizing"):  # by `tolist`, the last thing it does
                 sample(logits, rows[: len(plan.context_lens)], [0] * len(plan.context_lens))
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
+def test_best_tokens_are_those_of_the_logits() -> None:
+    logits = torch.randint(-4, 4, (33, 1001), generator=torch.Generator().manual_seed(1)).float()
+    for row, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+        logits[row, 500] = value
+    logits[3] = -torch.inf
+    best = take_best(logits.to("cuda"))
+    assert best.is_cuda
+    assert best.tolist() == take_best(logits).tolist()
+
+
 def test_blocks_go_to_host_memory_and_come_back(tiny_llama_path: Path, make_plan: Any) -> None:
     model = load_model(ModelSource("tiny", tiny_llama_path), device="cuda", cuda_graphs="start")
     model.allocate(NUM_BLOCKS)
     model.forward(make_plan([(range(40), 0, [7, 2, 9])]))
-    expected = model.forward(make_plan([([5], 40, [7, 2, 9])])).clone()
+    expected = model.forward(make_plan([([5], 40, [7, 2, 9])])).logits.clone()
     copies = model.export_blocks([7, 2, 9])
     model.import_blocks([4, 8, 1], copies)
-    assert torch.equal(model.forward(make_plan([([5], 40, [4, 8, 1])])), expected)
+    assert torch.equal(model.forward(make_plan([([5], 40, [4, 8, 1])])).logits, expected)
