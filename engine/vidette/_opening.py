@@ -1,4 +1,4 @@
-"""What opening an engine takes: `load()` what the front has to know of a model, and the front made with it."""
+"""What opening an engine takes: what the front has to know of a model, and the front that is made with it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def picture_of(manager: TokenizerManager, supervisor: Supervisor) -> Statistics:
             front=len(manager),
             # What a process held has ended with it.
             scheduler=ledger.live if turning else 0,
-            detokenizer=manager.shards.open if turning else 0,
+            detokenizer=manager.detokenizer_open if turning else 0,
             blocks=ledger.blocks_used if turning else 0,
             arena=supervisor.ring.scheduler.bulk_statistics().held if turning else 0,
             sessions=ledger.sessions if turning else 0,

@@ -1,9 +1,9 @@
 """`Tracing`: an OpenTelemetry span for each request, and one below it for each stage that it went through.
 
-What is in a span is what the front sees of a request, and the times that scheduler and detokenizer tell of one
-that asks for them: all processes of a machine have the same monotonic clock. Nothing is in it of a prompt or
-an output. Whether a request is traced is decided once, by the tracer's sampler; one that is not costs what it
-takes to ask that, and one that is costs its processes nothing for each token, and the front a call.
+What is in a span is what the front sees of a request, and the times that scheduler and detokenizer tell of
+one that asks for them: all processes of a machine have the same monotonic clock. Nothing is in it of a prompt
+or an output. Whether a request is traced is decided once, by the tracer's sampler; one that is not costs what
+it takes to ask that, and one that is costs the front a call for each delta, and the other processes nothing.
 
 A span ends exactly once, in the `finally` of the request's block, whatever ends that.
 
@@ -40,6 +40,8 @@ OPERATION: Final = "text_completion"
 """What a request is to the semantic conventions for generative AI."""
 SPOKEN: Final = (EngineBroken, EngineClosed, Overloaded, RequestAborted)
 """Errors whose sentences have nothing of what a request says."""
+STORED: Final = "resp_"
+"""How rids begin that the service gives: whoever knows one can read what was said, so it is in no span."""
 CANCELLED: Final = "cancelled"
 """The `error.type` of a request whose caller was cancelled: it went away, or its time was over."""
 
@@ -218,7 +220,8 @@ class _Trace:
         """Watch the answers of a request that was sent just now."""
         self._opened = self.now()
         self._span.set_attributes(_asked(request))
-        self._span.set_attribute("gen_ai.response.id", streams[0].rid)
+        if not (rid := streams[0].rid).startswith(STORED):
+            self._span.set_attribute("gen_ai.response.id", rid)
         for stream in streams:
             answer = _Answer(self, stream)
             self._answers.append(answer)

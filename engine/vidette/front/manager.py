@@ -20,13 +20,7 @@ from vidette.errors import DuplicateRequest, EngineClosed, Error, RequestReplace
 from vidette.front.aborts import Aborts
 from vidette.front.admission import Admission, most_taken
 from vidette.front.calls import Calls
-from vidette.front.checks import (
-    check_group_request,
-    check_known,
-    check_request,
-    make_rid,
-    settle,
-)
+from vidette.front.checks import check_group_request, check_known, check_request, make_rid, settle
 from vidette.front.drain import Drain
 from vidette.front.kv_events import KVEvents
 from vidette.front.observer import Observer, Timing
@@ -110,7 +104,7 @@ class TokenizerManager:
         self._routes: dict[Vid, Route] = {}
         self.pulse = Pulse(lambda: self.calls.heartbeat(bounded=False), self.__len__)
         self._questions = Questions(self.pulse)
-        self.shards = Shards(len(detokenizers), self._questions)
+        self._shards = Shards(len(detokenizers), self._questions)
         self.calls = Calls(self._questions, link=self._asked, floor=lambda: self._machine.floor)
         self.drain = Drain()
         self.aborts = Aborts(
@@ -376,7 +370,7 @@ class TokenizerManager:
                 self._machine.abort(new)
                 self.totals.failed += 1
                 route.stream.fail(route.give_up)
-        self.shards = Shards(len(self._detokenizers), self._questions)
+        self._shards = Shards(len(self._detokenizers), self._questions)
         self._questions.fail(failure)
         self.kv_events.reset()
         self._note_quiet()
@@ -423,7 +417,12 @@ class TokenizerManager:
     @property
     def scheduler_ledger(self) -> SchedulerLedger:
         """What the scheduler held when it was last heard of."""
-        return self.shards.ledger
+        return self._shards.ledger
+
+    @property
+    def detokenizer_open(self) -> int:
+        """What the detokenizers held when they were last heard of."""
+        return self._shards.open
 
     async def hear_detokenizer(self, shard: int = 0) -> None:
         """Route what comes from a detokenizer, until the link closes.
@@ -443,10 +442,10 @@ class TokenizerManager:
                 continue  # what it says now will be said again
             match message:
                 case BatchStrOutput():
-                    self.shards.hear(shard, message)
+                    self._shards.hear(shard, message)
                     self._route(message)
                 case HeartbeatReq() | FreezeGCReq():
-                    self.shards.answer(shard, message)
+                    self._shards.answer(shard, message)
                 case Failed():
                     raise RoleFailed(link.peer, message)
                 case _:

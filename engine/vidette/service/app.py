@@ -101,7 +101,7 @@ def build_app(
     routes.append(route("/openapi.json", "GET", document.answer, always))
     app = Starlette(
         routes=routes,
-        middleware=door.middleware(),
+        middleware=door.middleware(engine.tracer),
         lifespan=lambda _: background.running(),
         exception_handlers={HTTPException: _answer_no_route},
     )
