@@ -88,9 +88,7 @@ def test_spans_are_sent_before_the_block_is_left(collector: Collector) -> None:
     assert collector.resource["service.name"] == "vidette"
 
 
-def test_the_environment_says_where_and_who(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_says_where_and_who(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     with begin(environment={"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}) as tracer:
@@ -143,7 +141,10 @@ def test_endpoints(endpoint: str) -> None:
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(UsageError, match=r"pip install vidette\[otel\]"), begin("--otlp-endpoint", "http://x"):
+    with (
+        pytest.raises(UsageError, match=r"pip install vidette\[otel\]"),
+        begin("--otlp-endpoint", "http://x"),
+    ):
         pass
     with (
         caplog.at_level(logging.WARNING, "vidette"),

@@ -23,9 +23,16 @@ from vidette.service.request_ids import RequestIds
 HOSTILE = 'x\n{"level": "error"}\r\x1b[2J\x7f\x85\x9b\u2028\u202e\ud800"\\'
 
 
-def record(message: str, *args: object, name: str = "vidette.front", **more: Any) -> logging.LogRecord:
-    made = logging.LogRecord(name, logging.WARNING, __file__, 1, message, args, more.pop("exc_info", None))
-    made.__dict__.update(more)
+def record(
+    message: str,
+    *args: object,
+    name: str = "vidette.front",
+    fields: Mapping[str, object] | None = None,
+    exc_info: Any = None,
+) -> logging.LogRecord:
+    made = logging.LogRecord(name, logging.WARNING, __file__, 1, message, args, exc_info)
+    if fields is not None:
+        made.__dict__[FIELDS] = fields
     return made
 
 
@@ -38,12 +45,12 @@ def as_json(line: str) -> Mapping[str, Any]:
 def test_no_text_ends_a_line_or_reaches_the_terminal(text: str) -> None:
     """Whatever is logged is one printable line, and in JSON it can be read back."""
     for formatter in (JsonLines(), TextLines()):
-        for made in (record("%s", text), record("said", **{FIELDS: {"body": text}})):
+        for made in (record("%s", text), record("said", fields={"body": text})):
             line = formatter.format(made)
             assert line.isprintable()
             line.encode()
     assert as_json(JsonLines().format(record("%s", text)))["message"] == text
-    assert as_json(JsonLines().format(record("said", **{FIELDS: {"body": text}})))["body"] == text
+    assert as_json(JsonLines().format(record("said", fields={"body": text})))["body"] == text
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "a\n" + "vidette: all is well"])
