@@ -52,7 +52,7 @@ async def opened(anyio_backend: object) -> AsyncGenerator[Traced]:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = provider.get_tracer("test")
     async with vidette.open_engine("toy", tracer=tracer) as engine:
-        yield Traced(engine, build_app(engine), tracer, exporter)
+        yield Traced(engine, build_app(engine, tracer=tracer), tracer, exporter)
 
 
 @pytest.fixture
@@ -160,10 +160,8 @@ async def test_no_id_of_a_response_is_in_a_span(traced: Traced) -> None:
     for span in traced.spans:
         assert made.json()["id"] not in span.to_json()
         assert begun.json()["id"] not in span.to_json()
-    assert (
-        attributes(traced.named("POST /v1/responses/{id}/cancel"))["http.route"]
-        == "/v1/responses/{id}/cancel"
-    )
+    cancelled = traced.named("POST /v1/responses/{id}/cancel")
+    assert attributes(cancelled)["http.route"] == "/v1/responses/{id}/cancel"
     roots = {id_of(span) for span in traced.spans if span.name == "POST /v1/responses"}
     assert {parent(span) for span in traced.spans if span.name.startswith("text")} == roots
 
@@ -172,7 +170,8 @@ async def test_no_id_of_a_response_is_in_a_span(traced: Traced) -> None:
 
 
 async def test_what_is_refused_is_in_the_trace(traced: Traced) -> None:
-    app = build_app(traced.engine, door=FrontDoor(keys=Keys(Secret("sk-1"))))
+    door = FrontDoor(keys=Keys(Secret("sk-1")))
+    app = build_app(traced.engine, door=door, tracer=traced.tracer)
     assert (await call(app, "/generate", SHORT, headers=[NAMED])).status == 401
     key = (b"authorization", b"Bearer sk-1")
     assert (await call(app, "/generate", {"text": 3}, headers=[NAMED, key])).status == 400
@@ -230,7 +229,8 @@ async def test_how_long_a_slow_client_blocks_is_told(traced: Traced) -> None:
 
 @pytest.mark.parametrize("form", ["text", "json"])
 async def test_the_log_names_the_trace(traced: Traced, caplog: pytest.LogCaptureFixture, form: Any) -> None:
-    app = build_app(traced.engine, door=FrontDoor(logs=LogSettings(requests=True, format=form)))
+    door = FrontDoor(logs=LogSettings(requests=True, format=form))
+    app = build_app(traced.engine, door=door, tracer=traced.tracer)
     with caplog.at_level(logging.INFO, "vidette.access"):
         await call(app, "/generate", {**SHORT, "rid": "mine"}, headers=[NAMED])
     (line,) = [record.getMessage() for record in caplog.records if record.name == "vidette.access"]

@@ -140,7 +140,7 @@ async def _serve(
     async with open_engine(tracer=tracer, **engine_options(options)) as engine:
         gate = Gate()
         begin_metrics(engine)
-        service = build_app(engine, gate=gate, door=door)
+        service = build_app(engine, gate=gate, door=door, tracer=tracer)
         app: ASGIApp = service
         if not options.allow_remote and door.keys.api is None:
             app = LocalHosts(app)

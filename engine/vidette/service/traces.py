@@ -51,7 +51,7 @@ class Traces:
 
     Args:
         app: what answers.
-        tracer: of the engine.
+        tracer: makes them; as a rule that of the engine.
     """
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
