@@ -21,7 +21,8 @@ General layout:
 - `_statistics`  a picture of an engine
 - `_picture`     how it is gathered
 - `_operations`  what whoever runs an engine does with it
-- `_operations`  what whoever runs an engine does with it
+- `_opening`     what opening one takes: its front, and what that has to know
+- `_tracing`     spans of requests, for OpenTelemetry
 - `_health`      how an engine is, and what is done about one that hangs
 - `_supervisor`  what becomes of an engine when a process of it dies
 - `_child`       the main module of a child process

@@ -366,7 +366,7 @@ def open_engine(
         model: a known name, "toy", or the path of a GGUF file; default smollm2-135m-instruct. Or a whole
             configuration.
         backend: the event loop library of the thread that it runs in.
-        options: the other fields of EngineConfig.
+        options: the other fields of EngineConfig, and `tracer`.
 
     Raises:
         UsageError, ModelError, EngineBroken: as `vidette.open_engine`.

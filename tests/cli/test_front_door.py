@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 
 import pytest
 
@@ -91,8 +92,7 @@ def test_lines_are_json_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) ->
         logging.getLogger("vidette.access").info("%s", '{"path":"/"}')
         logging.getLogger("vidette.front").info("nobody asked")
     logging.getLogger("vidette.access").info("late")
-    lines = [json.loads(line) for line in stderr.getvalue().splitlines()]
-    assert lines == [
-        {"level": "warning", "logger": "vidette.front", "message": "it is\nslow"},
-        {"path": "/"},
-    ]
+    said, asked = (json.loads(line) for line in stderr.getvalue().splitlines())
+    assert datetime.fromisoformat(said.pop("time")).tzinfo is not None
+    assert said == {"level": "warning", "logger": "vidette.front", "message": "it is\nslow"}
+    assert asked == {"path": "/"}

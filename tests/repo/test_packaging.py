@@ -134,15 +134,12 @@ def test_what_is_imported_is_declared_and_the_other_way_round(
     extras = [line for extra in project["optional-dependencies"].values() for line in extra]
     optional = {canonicalize_name(Requirement(line).name) for line in extras}
     owners = packages_distributions()
-    imported = {
-        canonicalize_name(owner)
-        for path in product
-        for name in imports_of(path)
-        if name not in sys.stdlib_module_names
-        for owner in owners.get(name, [name])
-    }
+    names = {name for path in product for name in imports_of(path)} - sys.stdlib_module_names
+    # A namespace, such as that of opentelemetry, has several owners: one that is declared is enough.
+    several = [{canonicalize_name(owner) for owner in owners.get(name, [name])} for name in names]
+    imported = {owner for each in several if not each & optional for owner in each}
     imported -= {"vidette", "vidette-protocol", "vidette-fuzz"}
-    assert imported - optional == declared - IMPORTED_BY_OTHERS.keys()
+    assert imported == declared - IMPORTED_BY_OTHERS.keys()
 
 
 def imports_of(path: Path) -> set[str]:

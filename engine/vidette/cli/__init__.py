@@ -9,6 +9,7 @@
 - `_talkers`   who answers in `chat`: an engine, or a service
 - `_findings`  what `doctor` looks at
 - `_front_door` options that say who may use the service, and what is logged of it
+- `_telemetry` where spans of requests go
 - `_options`   options that several of them have
 - `_run`       an async program that a signal ends in order
 

@@ -35,6 +35,7 @@ EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
         "bench": "the baselines and pictures of `vidette bench`",
         "fuzz": "`vidette fuzz`, and property tests with the test kit",
         "metrics": "what Prometheus scrapes",
+        "otel": "spans of requests, for OpenTelemetry",
         "pydantic": "our structs as bodies of a FastAPI app",
     }
 )

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from vidette.api import Engine
 from vidette.errors import UsageError
 
@@ -22,6 +20,8 @@ API_KEY: Final = "VIDETTE_API_KEY"
 """Environment variable that stands for `--api-key`, which other users of the machine can read."""
 ADMIN_API_KEY: Final = "VIDETTE_ADMIN_API_KEY"
 """Likewise of `--admin-api-key`."""
+HANDLED: Final = ("vidette", "opentelemetry")
+"""Loggers whose lines are written."""
 
 
 def add_front_door_options(parser: argparse.ArgumentParser) -> None:
@@ -87,31 +87,26 @@ def begin_metrics(engine: Engine) -> None:
         engine.metrics()
 
 
-class _AsJson(logging.Formatter):
-    """One JSON object for each line; the access log writes its own."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return a line."""
-        text = super().format(record)
-        if record.name == "vidette.access":
-            return text
-        said = {"level": record.levelname.lower(), "logger": record.name, "message": text}
-        return msgspec.json.encode(said).decode()
-
-
 @contextmanager
 def logging_to_stderr(*, as_json: bool) -> Iterator[None]:
-    """Write what Vidette logs to stderr while the block runs: requests if that is asked for, and warnings."""
+    """Write what Vidette logs to stderr while the block runs: requests if that is asked for, and warnings.
+
+    So it is with what the exporter of traces has to say.
+    """
+    from vidette.service import JsonLines, TextLines  # noqa: PLC0415
+
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_AsJson() if as_json else logging.Formatter())
+    handler.setFormatter(JsonLines() if as_json else TextLines())
     loggers = {"vidette": logging.WARNING, "vidette.access": logging.INFO}
     before = {name: logging.getLogger(name).level for name in loggers}
-    logging.getLogger("vidette").addHandler(handler)
+    for name in HANDLED:
+        logging.getLogger(name).addHandler(handler)
     for name, level in loggers.items():
         logging.getLogger(name).setLevel(level)
     try:
         yield
     finally:
-        logging.getLogger("vidette").removeHandler(handler)
+        for name in HANDLED:
+            logging.getLogger(name).removeHandler(handler)
         for name, level in before.items():
             logging.getLogger(name).setLevel(level)

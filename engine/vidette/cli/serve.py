@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import socket
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,13 @@ from vidette.api import Engine, open_engine
 from vidette.cli._front_door import add_front_door_options, begin_metrics, front_door, logging_to_stderr
 from vidette.cli._options import add_backend_option, add_engine_options, add_model_option, engine_options
 from vidette.cli._run import Stop, run, say
+from vidette.cli._telemetry import add_telemetry_options, tracing
 from vidette.errors import EngineBroken, UsageError
 
 if TYPE_CHECKING:
     import ssl
 
+    from opentelemetry.trace import Tracer
     from starlette.types import ASGIApp
 
     from vidette.service import FrontDoor
@@ -86,6 +89,7 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
         "(default: 30)",
     )
     add_front_door_options(parser)
+    add_telemetry_options(parser)
     add_backend_option(parser)
     add_engine_options(parser, topology="processes")
 
@@ -106,8 +110,10 @@ def serve(options: argparse.Namespace) -> int:
     with (
         bind(options.host, options.port, allow_remote=allow_remote) as sock,
         logging_to_stderr(as_json=options.log_format == "json"),
+        tracing(options) as tracer,
     ):
-        return run(lambda stop: _serve(options, sock, tls, door, stop), backend=options.backend, uvloop=True)
+        serving = partial(_serve, options, sock=sock, tls=tls, door=door, tracer=tracer)
+        return run(serving, backend=options.backend, uvloop=True)
 
 
 def seconds(text: str) -> float:
@@ -120,19 +126,21 @@ def seconds(text: str) -> float:
 
 async def _serve(
     options: argparse.Namespace,
+    stop: Stop,
+    *,
     sock: socket.socket,
     tls: ssl.SSLContext | None,
     door: FrontDoor,
-    stop: Stop,
+    tracer: Tracer | None,
 ) -> int:
     from vidette.service import Gate, LocalHosts, build_app  # noqa: PLC0415
     from vidette.service.servers import serving  # noqa: PLC0415
     from vidette.service.sockets import url_of  # noqa: PLC0415
 
-    async with open_engine(**engine_options(options)) as engine:
+    async with open_engine(tracer=tracer, **engine_options(options)) as engine:
         gate = Gate()
         begin_metrics(engine)
-        service = build_app(engine, gate=gate, door=door)
+        service = build_app(engine, gate=gate, door=door, tracer=tracer)
         app: ASGIApp = service
         if not options.allow_remote and door.keys.api is None:
             app = LocalHosts(app)

@@ -20,13 +20,7 @@ from vidette.errors import DuplicateRequest, EngineClosed, Error, RequestReplace
 from vidette.front.aborts import Aborts
 from vidette.front.admission import Admission, most_taken
 from vidette.front.calls import Calls
-from vidette.front.checks import (
-    check_group_request,
-    check_known,
-    check_request,
-    make_rid,
-    settle,
-)
+from vidette.front.checks import check_group_request, check_known, check_request, make_rid, settle
 from vidette.front.drain import Drain
 from vidette.front.kv_events import KVEvents
 from vidette.front.observer import Observer, Timing
@@ -134,7 +128,12 @@ class TokenizerManager:
 
     @asynccontextmanager
     async def generate(
-        self, request: GenerateReqInput, *, replace: bool = False, deadline_s: float | None = None
+        self,
+        request: GenerateReqInput,
+        *,
+        replace: bool = False,
+        deadline_s: float | None = None,
+        timed: bool = False,
     ) -> AsyncGenerator[Stream]:
         """Open a request for one answer; leaving the block, in whatever way, ends it.
 
@@ -143,6 +142,7 @@ class TokenizerManager:
             replace: end a request that has the same rid, and take its place; else it is refused. It is ended
                 even if this one turns out not to fit, which shows only when it is tokenised.
             deadline_s: seconds from sending, after which the scheduler ends it by itself; None: never.
+            timed: whether its stages are to be told; see `Served`.
 
         Raises:
             UsageError: the request cannot be served as it is.
@@ -160,7 +160,7 @@ class TokenizerManager:
             prompt = await self._prompts.tokenise(item)
             await self._wait_ring(vid)
             # From here to the yield nothing awaits: the route exists before the scheduler can answer.
-            message = self._prepare(vid, item, prompt, deadline_s)
+            message = self._prepare(vid, item, prompt, deadline_s, timed)
             self._scheduler.post(message)
             stream = self._begin(message, timing)
             yield stream
@@ -169,7 +169,7 @@ class TokenizerManager:
 
     @asynccontextmanager
     async def generate_group(
-        self, request: GenerateReqInput, *, deadline_s: float | None = None
+        self, request: GenerateReqInput, *, deadline_s: float | None = None, timed: bool = False
     ) -> AsyncGenerator[Group]:
         """Open a request for several answers; leaving the block, in whatever way, ends all of them.
 
@@ -194,7 +194,7 @@ class TokenizerManager:
             await self._wait_ring(*vids)
             # From here to the yield nothing awaits, as above.
             messages = [
-                self._prepare(vid, item, prompts[place // checked.n], deadline_s)
+                self._prepare(vid, item, prompts[place // checked.n], deadline_s, timed)
                 for place, (vid, item) in enumerate(zip(vids, items, strict=True))
             ]
             for batch in batches(messages):
@@ -207,7 +207,7 @@ class TokenizerManager:
                 self._leave(vid)
 
     def _prepare(
-        self, vid: Vid, item: GenerateItem, prompt: memoryview, deadline_s: float | None
+        self, vid: Vid, item: GenerateItem, prompt: memoryview, deadline_s: float | None, timed: bool
     ) -> TokenizedGenerateReqInput:
         """Return what is to be sent now of a request that was tokenised meanwhile; raise if nothing is."""
         self.check_open()
@@ -217,7 +217,8 @@ class TokenizerManager:
         tokens = len(prompt) // 4
         params = settle(item, tokens, self.ready.max_total_tokens, self._limits.logprob_bytes)
         self._admission.admit(vid, tokens + (params.max_new_tokens or 0))
-        return to_send(item, prompt, params, vid=vid, floor=self._machine.floor, deadline_s=deadline_s)
+        floor = self._machine.floor
+        return to_send(item, prompt, params, vid=vid, floor=floor, deadline_s=deadline_s, timed=timed)
 
     def _begin(self, message: TokenizedGenerateReqInput, timing: Timing | None) -> Stream:
         """Note that a request was sent; return what its caller reads."""

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from vidette.errors import Error, RequestError, UsageError
 from vidette.front.logprobs import Logprobs, LogprobsAsked, TokenLogprob
-from vidette.front.observer import EndedBy, Timing
+from vidette.front.observer import EndedBy, Watch, both
 from vidette_protocol.ids import Vid
 from vidette_protocol.lifecycle import PendingDelta
 from vidette_protocol.lifecycle.rows import unheard
@@ -107,7 +107,7 @@ class Stream:
         self._taken_ids = array("i")
         self._ended = False
         self._listener: Callable[[], None] | None = None
-        self._timing: Timing | None = None
+        self._timing: Watch | None = None
         self._said_ids = 0
         self._said_chars = 0
 
@@ -269,6 +269,8 @@ class Stream:
         """Note that the request goes on under another vid, from its beginning."""
         self.vid = vid
         self.resumed += 1
+        if self._timing is not None:
+            self._timing.move()
         # What was to be said again, and was not yet, is part of what was heard.
         waiting = self._pending.peek()
         self._said_ids = len(self.heard_ids)
@@ -294,9 +296,9 @@ class Stream:
         self.fail(_left, "abort")
         self.wake()
 
-    def watch(self, timing: Timing | None) -> None:
-        """Have what comes from now on observed, if there is something that does."""
-        self._timing = timing
+    def watch(self, timing: Watch | None) -> None:
+        """Have what comes from now on observed, if there is something that does, by this one as well."""
+        self._timing = both(self._timing, timing)
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Have something called whenever there is news; it replaces what was called before."""

@@ -33,7 +33,9 @@
 - `door`       who may come in, and the middleware that sees to it
 - `keys`       what clients have to know
 - `request_ids` x-request-id, in and out
+- `traces`     a span for each request, and W3C trace context, in and out
 - `access_log` a line for each request, without its prompt
+- `log_lines`  what any line of the log looks like, as text and as JSON
 - `limits`     every bound of the service
 - `servers`    a server for the app, whichever runs on the event loop
 - `sockets`    what servers have in common: the socket, its bounds, and TLS
@@ -52,3 +54,5 @@ from vidette.service.hosts import LocalHosts as LocalHosts
 from vidette.service.keys import Keys as Keys
 from vidette.service.keys import Secret as Secret
 from vidette.service.limits import ServiceLimits as ServiceLimits
+from vidette.service.log_lines import JsonLines as JsonLines
+from vidette.service.log_lines import TextLines as TextLines

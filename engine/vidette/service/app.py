@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.applications import Starlette
@@ -31,6 +32,9 @@ from vidette.service.response_api import Responses
 from vidette.service.responses import NAMED_EVENTS, OPENAI, Answer, Dialect, Endpoint
 from vidette.service.tokens import Tokens
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
 
 def build_app(
     engine: Engine,
@@ -38,6 +42,7 @@ def build_app(
     limits: ServiceLimits = ServiceLimits(),  # noqa: B008  immutable
     gate: Gate | None = None,
     door: FrontDoor | None = None,
+    tracer: Tracer | None = None,
 ) -> Starlette:
     """Return an ASGI app that serves an engine, on any server, on asyncio and on trio.
 
@@ -46,6 +51,7 @@ def build_app(
         limits: bounds of the service.
         gate: what the server closes when it stops; None makes one that stays open.
         door: who may use it, and what is logged of that; None: everybody, and nothing.
+        tracer: makes a span for each request, as a rule that of the engine; None: nothing does.
     """
     inside = gate if gate is not None else Gate()
     bodies = BodyReader(limits)
@@ -101,7 +107,7 @@ def build_app(
     routes.append(route("/openapi.json", "GET", document.answer, always))
     app = Starlette(
         routes=routes,
-        middleware=door.middleware(),
+        middleware=door.middleware(tracer),
         lifespan=lambda _: background.running(),
         exception_handlers={HTTPException: _answer_no_route},
     )

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from vidette import Delta, Engine, GenerateReqInput, RequestError, Stream
 from vidette.service.errors import IndexedErrorBody, body_of
+from vidette.service.log_lines import note_rid
 from vidette.service.responses import Exchange
 
 
@@ -44,6 +45,7 @@ async def answer_generation(
         await _answer_in_pieces(exchange, engine, request, shape)
     else:
         async with engine.generate(request) as stream:
+            note_rid(stream.rid)
             await stream.read()
         # Behind the block: a client that reads slowly holds nothing of the engine.
         await exchange.send_json(shape.whole([stream]))
@@ -53,6 +55,7 @@ async def _answer_in_pieces(
     exchange: Exchange, engine: Engine, request: GenerateReqInput, shape: Shape
 ) -> None:
     async with engine.generate(request) as stream:
+        note_rid(stream.rid)
         # The first delta is awaited before the status is sent: what fails until then has a status of its own.
         delta = await anext(stream)
         await exchange.start_events()
@@ -83,6 +86,7 @@ async def answer_group(exchange: Exchange, engine: Engine, request: GenerateReqI
         await _answer_group_in_pieces(exchange, engine, request, shape)
     else:
         async with engine.generate_group(request) as group:
+            note_rid(group.streams[0].rid)
             await group.read()
         await exchange.send_json(shape.whole(group.streams))
 
@@ -94,6 +98,7 @@ async def _answer_group_in_pieces(
     events: list[object] = []
     started = False
     async with engine.generate_group(request) as group:
+        note_rid(group.streams[0].rid)
         while ready := await group.wait_ready():
             for index in ready:
                 stream = group.streams[index]

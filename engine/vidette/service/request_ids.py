@@ -9,6 +9,8 @@ from uuid import uuid4
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from vidette.service.log_lines import ANSWERED, Names
+
 REQUEST_ID: Final = "vidette.request_id"
 """Key of an ASGI scope: the id of the request."""
 HEADER: Final = b"x-request-id"
@@ -17,7 +19,7 @@ FIT: Final = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 class RequestIds:
-    """Middleware that gives each request an id, and says it in the answer.
+    """Middleware that gives each request an id, and says it in the answer and in what is logged meanwhile.
 
     Args:
         app: what answers.
@@ -41,4 +43,8 @@ class RequestIds:
                 message["headers"] = [*message.get("headers", ()), (HEADER, name)]
             return send(message)
 
-        await self._app(scope, receive, send_named)
+        token = ANSWERED.set(Names(name.decode()))
+        try:
+            await self._app(scope, receive, send_named)
+        finally:
+            ANSWERED.reset(token)
