@@ -18,16 +18,16 @@ export function write(node, text) {
 }
 
 const whole = new Intl.NumberFormat("en");
+const exact = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 export const count = (value) => whole.format(Math.round(value));
-export const rate = (value) => (value < 10 && value > 0 ? value.toFixed(1) : count(value));
+export const rate = (value) => (value < 10 ? exact.format(Math.round(10 * value) / 10) : count(value));
 export const share = (value) => `${count(100 * value)} %`;
-
-export function bytes(value) {
-  return value < 1e9 ? `${count(value / 1e6)} MB` : `${(value / 1e9).toFixed(value < 1e10 ? 2 : 1)} GB`;
-}
+export const bytes = (value) => (value < 1e9 ? `${count(value / 1e6)} MB` : `${exact.format(value / 1e9)} GB`);
 
 export function seconds(value) {
   if (value < 60) return `${value.toFixed(1)} s`;
-  const minutes = Math.floor(value / 60);
-  return minutes < 60 ? `${minutes} min ${Math.floor(value % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  const two = (number) => String(Math.floor(number)).padStart(2, "0");
+  return value < 3600
+    ? `${Math.floor(value / 60)}:${two(value % 60)} min`
+    : `${Math.floor(value / 3600)}:${two((value % 3600) / 60)} h`;
 }

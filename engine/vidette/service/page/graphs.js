@@ -15,6 +15,16 @@ function roundUp(value) {
   return [1, 2, 5, 10].map((digit) => digit * power).find((bound) => bound >= value);
 }
 
+/** Runs of samples, as places, that are not too far apart. */
+function pieces(samples) {
+  const found = [];
+  samples.forEach(({ at }, index) => {
+    if (index && at - samples[index - 1].at < GAP) found.at(-1).push(index);
+    else found.push([index]);
+  });
+  return found;
+}
+
 class Graph {
   constructor(id, { stacked = false } = {}) {
     this.root = find(id);
@@ -59,21 +69,22 @@ class Graph {
   }
 
   trace(samples, heights, { place, now, span, scale }) {
-    let line = "";
-    let area = "";
-    let last = null;
-    samples.forEach(({ at }, index) => {
-      const x = (WIDTH * (1 - (now - at) / span)).toFixed(1);
-      const y = (HEIGHT * (1 - Math.min(1, (heights[index][place] ?? 0) / scale))).toFixed(1);
-      const joined = last !== null && at - last.at < GAP;
-      if (!joined && last !== null) area += `V${HEIGHT}Z`;
-      line += `${joined ? "L" : "M"}${x} ${y}`;
-      area += joined ? `L${x} ${y}` : `M${x} ${HEIGHT}V${y}`;
-      last = { at };
-    });
+    const spot = (index, value) => {
+      const x = WIDTH * (1 - (now - samples[index].at) / span);
+      const y = HEIGHT * (1 - Math.min(1, value / scale));
+      return `${x.toFixed(1)} ${y.toFixed(1)}`;
+    };
+    const lines = [];
+    const areas = [];
+    for (const piece of pieces(samples)) {
+      const upper = piece.map((index) => spot(index, heights[index][place] ?? 0));
+      const lower = piece.map((index) => spot(index, this.stacked && place ? heights[index][place - 1] ?? 0 : 0));
+      lines.push(`M${upper.join("L")}`);
+      areas.push(`M${[...upper, ...lower.reverse()].join("L")}Z`);
+    }
     this.curves[place] ??= this.curve(place);
-    this.curves[place].line.setAttribute("d", line);
-    this.curves[place].area.setAttribute("d", `${area}V${HEIGHT}Z`);
+    this.curves[place].line.setAttribute("d", lines.join(""));
+    this.curves[place].area.setAttribute("d", areas.join(""));
   }
 
   curve(place) {
