@@ -66,6 +66,11 @@ class Place(NamedTuple):
         }:
             await anyio.sleep(0.005)
 
+    async def choose(self, tokens: int) -> None:
+        """Have the chat ask for at most so many tokens, and for the same text each time."""
+        for field, value in (("max-tokens", tokens), ("temperature", 0)):
+            await self.browser.run(f"document.querySelector('#{field}').value = {value}")
+
     async def wait_state(self, rid: str, state: str) -> None:
         """Wait until the page says that a request is in a state."""
         await self.browser.wait(f"{self.row(rid)}?.querySelector('.state').textContent === {state!r}")
@@ -199,7 +204,7 @@ async def test_a_conversation_is_answered_in_pieces_and_stopped_by_a_key(place: 
     with anyio.fail_after(SECONDS):
         await browser.open(place.url)
         await browser.wait(READY)
-        await browser.run("document.querySelector('#max-tokens').value = 24")
+        await place.choose(tokens=24)
         await browser.press("Tab")
         assert await browser.run("document.activeElement.className") == "skip"
         await browser.press("Enter")
@@ -213,10 +218,12 @@ async def test_a_conversation_is_answered_in_pieces_and_stopped_by_a_key(place: 
         assert said[1]
         assert await browser.run("document.images.length") == 0
 
-        await browser.run("document.querySelector('#max-tokens').value = 4000")
-        await browser.write("Count from one to one thousand, in words.")
+        await browser.click("#clear")
+        assert await browser.run(f"{log}.textContent") == ""
+        await place.choose(tokens=4000)
+        await browser.write("Tell me a long story about a lighthouse.")
         await browser.press("Enter")
-        await browser.wait(f"{log}.querySelectorAll('.said.assistant')[1]?.textContent.length > 20")
+        await browser.wait(f"{log}.querySelector('.said.assistant')?.textContent.length > 20")
         aborted = place.engine.statistics().totals.aborted
         await browser.press("Escape")
         await browser.wait(f"{log}.lastChild.textContent === 'Stopped.'")
@@ -228,7 +235,7 @@ async def test_a_conversation_is_answered_in_pieces_and_stopped_by_a_key(place: 
 async def test_it_is_light_or_dark_as_its_reader_prefers(place: Place) -> None:
     grounds = []
     for scheme in ("light", "dark"):
-        await place.browser.prefer(scheme)  # type: ignore[arg-type]
+        await place.browser.prefer(scheme)
         ground = await place.browser.run("getComputedStyle(document.body).backgroundColor")
         grounds.append(max(int(part) for part in ground.strip("rgb()").split(",")))
     assert grounds[0] > 200
@@ -250,15 +257,16 @@ async def test_its_picture(place: Place) -> None:
             await anyio.sleep(WORK_SECONDS / 8)
             tasks.start_soon(work, place, "summary", 200, 400, 100, 300)
             await anyio.sleep(WORK_SECONDS / 4)
-        await browser.run("document.querySelector('#clear').click()")
-        for field, value in (("max-tokens", 128), ("temperature", 0)):
-            await browser.run(f"document.querySelector('#{field}').value = {value}")
-        for question in ("What is the capital of France?", "And what is it known for?"):
-            await browser.write(question)
+        await place.choose(tokens=128)
+        await browser.click("#clear")
+        question = "What is the capital of France? Answer in one short sentence."
+        for text in (question, "And what is it known for?"):
+            await browser.write(text)
             await browser.press("Enter")
             await browser.wait("document.querySelector('#log').lastChild.matches('.took')")
             await anyio.sleep(WORK_SECONDS / 20)
         await browser.run("document.activeElement.blur()")
+    await browser.wait("document.querySelector('#requests .over') === null")  # what was over is forgotten
     async with clients(place, "report-2291", "summary-of-the-week", "nightly-eval-7"):
         if PICTURE is not None:
             await anyio.sleep(WORK_SECONDS / 6)

@@ -157,7 +157,11 @@ export class Graphs {
     const age = now.waiting ? [{ text: `the oldest ${seconds(now.health.queue_age_s)}`, plain: true }] : [];
     this.queue.draw(this.of("queue"), {
       value: count(now.running + now.waiting),
-      parts: [{ text: `running ${count(now.running)} of ${count(now.max_running)}` }, { text: `waiting ${count(now.waiting)}` }, ...age],
+      parts: [
+        { text: `running ${count(now.running)} of ${count(now.max_running)}` },
+        { text: `waiting ${count(now.waiting)}` },
+        ...age,
+      ],
       unit: count,
     });
     const hits = work.begun_tokens ? work.cached_tokens / work.begun_tokens : 0;

@@ -36,11 +36,14 @@ async function cancel(rid) {
 
 // --- the key -------------------------------------------------------------------------
 
-let keyGiven = Promise.withResolvers();
+let keyGiven = () => {};
+
+const waitKey = () => new Promise((given) => (keyGiven = given));
 
 function demandKey(refusal) {
   find("#key-form").hidden = false;
-  tell(refusal.status === 403 ? "That needs the admin key." : key.get() ? "That key is wrong." : "This server needs a key.");
+  if (refusal.status === 403) tell("That needs the admin key.");
+  else tell(key.get() ? "That key is wrong." : "This server needs a key.");
 }
 
 find("#key-form").addEventListener("submit", (event) => {
@@ -48,7 +51,7 @@ find("#key-form").addEventListener("submit", (event) => {
   key.set(find("#key").value.trim());
   find("#key").value = "";
   tell("");
-  keyGiven.resolve();
+  keyGiven();
 });
 find("#forget").addEventListener("click", () => {
   key.set("");
@@ -114,8 +117,7 @@ async function watch() {
       if (error.needsKey) {
         showHealth("broken", "no access");
         demandKey(error);
-        keyGiven = Promise.withResolvers();
-        await keyGiven.promise;
+        await waitKey();
         continue;
       }
       showHealth("broken", "no connection");

@@ -2,23 +2,32 @@
 
 import { count, find, make, rate, seconds, write } from "./elements.js";
 
-const LINGER = 4; // seconds for which one that is over is shown
+const LINGER = 3; // seconds for which one that is over is shown
 const MOST_OVER = 50;
 
-const WORDS = { tokenising: "tokenising", held: "held", waiting: "waiting", running: "running", closing: "closing", over: "over" };
+const FRONT = {
+  tokenising: "tokenises the prompt",
+  held: "waits for processes to start again",
+  waiting: "waits for the first token",
+  closing: "has left",
+  over: "over",
+};
+const SCHEDULER = {
+  waiting: "queued, or computes the prompt",
+  running: "decodes",
+  closing: "is told to free it",
+  over: "free",
+};
+const DETOKENIZER = { running: "open", closing: "open until the last row", over: "closed" };
 
-/** What each role has of a request, in words; the roles have said so themselves, or the order of things does. */
+/** The role and the words of each scope of a request. */
 function scopesOf({ state, scheduler, detokenizer, unread_tokens: unread, cached_tokens: cached }) {
-  const read = unread ? `${count(unread)} tokens unread` : "reads along";
-  const found = cached ? `, ${count(cached)} tokens of the prompt cached` : "";
+  const found = state === "running" && cached ? `, ${count(cached)} tokens of the prompt cached` : "";
+  const held = detokenizer || state === "over";
   return [
-    ["front", { tokenising: "tokenises the prompt", held: "waits for processes to start again", waiting: "waits for the first token", closing: "has left", over: "over" }[state] ?? read],
-    [scheduler ?? "scheduler", state === "over" ? "free" : scheduler
-      ? { waiting: "queued, or computes the prompt", running: `decodes${found}`, closing: "is told to free it" }[state]
-      : "not sent yet"],
-    [detokenizer ?? "detokenizer", state === "over" ? "closed" : detokenizer
-      ? { running: "open", closing: "open until the last row" }[state]
-      : "nothing to hold yet"],
+    ["front", FRONT[state] ?? (unread ? `${count(unread)} tokens unread` : "reads along")],
+    [scheduler ?? "scheduler", (SCHEDULER[state] ?? "not sent yet") + found],
+    [detokenizer ?? "detokenizer", (held && DETOKENIZER[state]) || "nothing to hold yet"],
   ];
 }
 
@@ -71,7 +80,7 @@ class Branch {
     const pace = passed > 0 ? (told.output_tokens - before.output_tokens) / passed : 0;
     this.told = told;
     this.at = now;
-    write(this.state, told.group ? `${WORDS[told.state]}, one of several` : WORDS[told.state]);
+    write(this.state, told.group ? `${told.state}, one of several` : told.state);
     this.state.className = `state ${told.state}`;
     this.row.classList.toggle("over", this.over);
     const prompt = told.prompt_tokens === null ? "–" : count(told.prompt_tokens);
@@ -88,7 +97,7 @@ class Branch {
 
   end(now) {
     this.overSince = now;
-    this.show({ ...this.told, state: "over", unread_tokens: 0, prompt_tokens: this.prompt ?? this.told.prompt_tokens }, now);
+    this.show({ ...this.told, state: "over", prompt_tokens: this.prompt ?? null }, now);
   }
 
   remove() {
@@ -138,11 +147,13 @@ export class Tree {
     if (!this.current?.isConnected) this.enter(this.body.querySelector("tr:not([hidden])"));
     const { totals } = statistics;
     const live = statistics.ledgers.front;
-    const unlisted = more ? `, of which ${count(more)} are not listed` : "";
-    write(
-      find("#totals"),
-      `${count(live)} live${unlisted} · ${count(totals.finished)} finished · ${count(totals.aborted)} cancelled · ${count(totals.failed)} failed`,
-    );
+    const texts = [
+      `${count(live)} live${more ? `, of which ${count(more)} are not listed` : ""}`,
+      `${count(totals.finished)} finished`,
+      `${count(totals.aborted)} cancelled`,
+      `${count(totals.failed)} failed`,
+    ];
+    write(find("#totals"), texts.join(" · "));
     find("#nothing").hidden = this.branches.size > 0;
   }
 
