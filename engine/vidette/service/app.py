@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from vidette.api import Engine
+from vidette.service.activity import ActivityFeed
 from vidette.service.anthropic import ANTHROPIC, Anthropic
 from vidette.service.background import Background
 from vidette.service.bodies import BodyReader
@@ -30,6 +31,7 @@ from vidette.service.openai import OpenAI
 from vidette.service.openapi import Document
 from vidette.service.response_api import Responses
 from vidette.service.responses import NAMED_EVENTS, OPENAI, Answer, Dialect, Endpoint
+from vidette.service.site import site_routes
 from vidette.service.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -73,9 +75,9 @@ def build_app(
         endpoint = Endpoint(answer, gate=gate, bodies=bodies, limits=limits, stopping=inside, dialect=dialect)
         return Route(path, endpoint, methods=[method])
 
-    def admin(path: str, answer: Answer) -> Route:
+    def admin(path: str, answer: Answer, method: str = "POST") -> Route:
         endpoint = Endpoint(answer, gate=inside, bodies=bodies, limits=limits)
-        return Route(path, AdminOnly(endpoint), methods=["POST"])
+        return Route(path, AdminOnly(endpoint), methods=[method])
 
     routes: list[BaseRoute] = [
         route("/health", "GET", health.answer),
@@ -99,10 +101,12 @@ def build_app(
         route("/v1/models", "GET", openai.list_models),
         route("/v1/models/{id:path}", "GET", openai.show_model),
         *(route(path, "GET", answer, always) for path, answer in info.routes().items()),
+        admin("/v1/activity", ActivityFeed(engine, limits, inside).answer, "GET"),
         *(route(path, "POST", answer) for path, answer in control.client_routes().items()),
         *(admin(path, answer) for path, answer in control.admin_routes().items()),
         *(admin(path, Later(what).answer) for what, paths in LATER.items() for path in paths),
     ]
+    routes += site_routes()
     document = Document(routes, door.keys)
     routes.append(route("/openapi.json", "GET", document.answer, always))
     app = Starlette(
