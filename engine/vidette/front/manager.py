@@ -119,8 +119,7 @@ class TokenizerManager:
         )
         self.observer = Observer()
         self.kv_events = KVEvents(told=kv_events)
-        self._lost: Callable[[], Error] | None = None
-        """What ended the ring, while there is no other yet."""
+        self._lost: Callable[[], Error] | None = None  # what ended the ring, while there is no other yet
         self.living = Living(self._machine, self._routes, self._admission, lost=lambda: bool(self._lost))
         self._changed = anyio.Event()
         self._ended: Callable[[], Error] | None = None
