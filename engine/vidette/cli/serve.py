@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from vidette.api import Engine, open_engine
-from vidette.cli._front_door import add_front_door_options, begin_metrics, front_door, logging_to_stderr
+from vidette.cli._front_door import (
+    add_front_door_options,
+    begin_metrics,
+    front_door,
+    logging_to_stderr,
+    service_limits,
+)
 from vidette.cli._options import add_backend_option, add_engine_options, add_model_option, engine_options
 from vidette.cli._run import Stop, run, say
 from vidette.errors import EngineBroken, UsageError
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from vidette.service import FrontDoor
+    from vidette.service import FrontDoor, ServiceLimits
 
 
 def add_parser(parser: argparse.ArgumentParser) -> None:
@@ -100,14 +106,14 @@ def serve(options: argparse.Namespace) -> int:
     if options.tls_key is not None and options.tls_cert is None:
         raise UsageError("--tls-key needs --tls-cert, the certificate that it belongs to", param="tls-key")
     tls = tls_context(options.tls_cert, options.tls_key) if options.tls_cert is not None else None
-    door = front_door(options)
-    allow_remote = options.allow_remote or door.keys.api is not None
+    door, limits = front_door(options), service_limits(options)
+    allow_remote = options.allow_remote or bool(door.keys.api)
     # Before the model is loaded: a port that is taken shows at once.
     with (
         bind(options.host, options.port, allow_remote=allow_remote) as sock,
         logging_to_stderr(as_json=options.log_format == "json"),
     ):
-        return run(lambda stop: _serve(options, sock, tls, door, stop), backend=options.backend, uvloop=True)
+        return run(lambda stop: _serve(options, sock, tls, door, limits, stop), backend=options.backend, uvloop=True)
 
 
 def seconds(text: str) -> float:
@@ -123,6 +129,7 @@ async def _serve(
     sock: socket.socket,
     tls: ssl.SSLContext | None,
     door: FrontDoor,
+    limits: ServiceLimits,
     stop: Stop,
 ) -> int:
     from vidette.service import Gate, LocalHosts, build_app  # noqa: PLC0415
@@ -132,13 +139,21 @@ async def _serve(
     async with open_engine(**engine_options(options)) as engine:
         gate = Gate()
         begin_metrics(engine)
-        service = build_app(engine, gate=gate, door=door)
+        service = build_app(engine, limits=limits, gate=gate, door=door)
         app: ASGIApp = service
-        if not options.allow_remote and door.keys.api is None:
+        if not options.allow_remote and not door.keys.api:
             app = LocalHosts(app)
         async with (
             service.router.lifespan_context(service),  # what is made in the background ends with the server
-            serving(app, sock, gate=gate, drain_seconds=options.drain_seconds, drain=engine.drain, tls=tls),
+            serving(
+                app,
+                sock,
+                gate=gate,
+                limits=limits,
+                drain_seconds=options.drain_seconds,
+                drain=engine.drain,
+                tls=tls,
+            ),
         ):
             stop.defer()
             say(f"vidette serves {engine.info.name} on {url_of(sock, tls=tls is not None)}")

@@ -32,6 +32,8 @@
 - `later`      paths that are not served yet
 - `door`       who may come in, and the middleware that sees to it
 - `keys`       what clients have to know
+- `shares`     how much of the engine each of them gives
+- `refusals`   the answer to a request that reaches no endpoint
 - `request_ids` x-request-id, in and out
 - `access_log` a line for each request, without its prompt
 - `limits`     every bound of the service
@@ -51,4 +53,5 @@ from vidette.service.gate import Gate as Gate
 from vidette.service.hosts import LocalHosts as LocalHosts
 from vidette.service.keys import Keys as Keys
 from vidette.service.keys import Secret as Secret
+from vidette.service.keys import read_keys as read_keys
 from vidette.service.limits import ServiceLimits as ServiceLimits
