@@ -71,7 +71,7 @@ def add_front_door_options(parser: argparse.ArgumentParser) -> None:
         "--unread-seconds",
         type=float,
         metavar="S",
-        help="how long a client may read nothing of what waits for it, before it is cut off (default: 60)",
+        help="how long a client may read nothing of what waits for it, before it is cut off (default: 300)",
     )
     group.add_argument(
         "--cors-origin",

@@ -38,6 +38,7 @@
 - `access_log` a line for each request, without its prompt
 - `limits`     every bound of the service
 - `servers`    a server for the app, whichever runs on the event loop
+- `crowds`     how many connections there may be, and what becomes of one more
 - `sockets`    what servers have in common: the socket, its bounds, and TLS
 - `_uvicorn`   the one on asyncio, and the one module that knows it
 - `_hypercorn` the one on Trio

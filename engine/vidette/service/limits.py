@@ -49,4 +49,4 @@ class ServiceLimits(Struct, frozen=True, kw_only=True):
     key_tokens_per_minute: int | None = None
     connections: int = 4096
     head_seconds: float = 5.0
-    unread_seconds: float = 60.0
+    unread_seconds: float = 300.0
