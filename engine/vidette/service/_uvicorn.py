@@ -152,7 +152,8 @@ class _Protocol(HttpToolsProtocol):
         self._unfinished += len(data)
         super().data_received(data)
         if self._unfinished > HEAD_BYTES and not self.transport.is_closing():
-            if not self._answering:
+            said = self._answering and self.cycle.response_started
+            if not said and not self.pipeline:
                 self.transport.write(HEAD_TOO_LONG)
             self.transport.close()
 
