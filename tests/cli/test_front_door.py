@@ -51,7 +51,9 @@ def test_each_client_may_have_a_key_of_its_own() -> None:
         assert made.keys.api[2].matches(b"four:")
 
 
-@pytest.mark.parametrize("keys", [("a 5ecret", "a two"), ("a 5ecret", "b 5ecret"), ("5ecret", "5ecret"), ("a/b 5ecret",), ("",)])
+@pytest.mark.parametrize(
+    "keys", [("a 5ecret", "a two"), ("a 5ecret", "b 5ecret"), ("5ecret", "5ecret"), ("a/b 5ecret",), ("",)]
+)
 def test_keys_that_cannot_be_told_apart_are_refused(keys: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as raised:
         door(*(word for key in keys for word in ("--api-key", key)))

@@ -1,7 +1,7 @@
-"""Requests that ended other servers, each in a file of `hostile/`: refused at once, and the engine is unharmed.
+"""Requests that ended other servers, each in a file of `hostile/`: refused at once, and nothing is harmed.
 
-A file has the fault, whose it was, what went wrong there, and requests. Each of them is `json`, or a `body` or
-a whole request `raw` in pieces, of which one may be repeated; with the statuses that may answer it (0: the
+A file has the fault, whose it was, what went wrong there, and requests. Each of them is `json`, or a `body`
+or a whole request `raw` in pieces, of which one may be repeated; with the statuses that may answer it (0: the
 connection is closed), and texts that the answer is `without`. `KEY` in `raw` is the line with the key, and
 `DECOY` an address to which nobody may connect.
 """
@@ -158,7 +158,7 @@ def text_in(answer: bytes) -> bytes:
 
 
 async def check_unharmed(running: Running) -> None:
-    """Check that nothing is held, that nobody was connected to, and that a good request has the same answer."""
+    """Check that nothing is held, nobody was connected to, and a good request has the same answer."""
     with anyio.fail_after(SECONDS):
         await running.engine.wait_quiet()
     assert running.engine.statistics().ledgers.total() == 0

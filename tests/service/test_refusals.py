@@ -28,7 +28,9 @@ def words_of(answer: Call) -> tuple[str, str | None]:
     return "openai", answer.error["type"]
 
 
-@pytest.mark.parametrize("path", [MESSAGES, COUNT, "/v1/messages/batches", "/v1/messagesx", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "path", [MESSAGES, COUNT, "/v1/messages/batches", "/v1/messagesx", "/v1/chat/completions"]
+)
 async def test_each_api_has_its_own_words(engine: vidette.Engine, path: str) -> None:
     app: Any = build_app(engine, door=KEYS, limits=TIGHT)
     whose = "openai" if path in ("/v1/messagesx", "/v1/chat/completions") else "anthropic"

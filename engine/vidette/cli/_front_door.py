@@ -32,8 +32,8 @@ def add_front_door_options(parser: argparse.ArgumentParser) -> None:
         "--api-key",
         action="append",
         metavar="[NAME ]KEY",
-        help="what clients have to know; can be given again, for a client each, under the name by which its use is "
-        f"told. Better given by the environment variable {API_KEY}, one a line, as the command line can be "
+        help="what clients have to know; can be given again, for a client each, with a name by which its use "
+        f"is told. Better given by the environment variable {API_KEY}, one a line, as the command line can be "
         "read by all users of the machine",
     )
     group.add_argument(
@@ -46,8 +46,8 @@ def add_front_door_options(parser: argparse.ArgumentParser) -> None:
         "--key-requests",
         type=positive,
         metavar="N",
-        help="most answers that one key may have made at once (default: any number, and of several keys half of "
-        "--max-requests)",
+        help="most answers that one key may have made at once (default: any number, and of several keys half "
+        "of --max-requests)",
     )
     group.add_argument(
         "--key-requests-per-minute",

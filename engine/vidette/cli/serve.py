@@ -113,7 +113,11 @@ def serve(options: argparse.Namespace) -> int:
         bind(options.host, options.port, allow_remote=allow_remote) as sock,
         logging_to_stderr(as_json=options.log_format == "json"),
     ):
-        return run(lambda stop: _serve(options, sock, tls, door, limits, stop), backend=options.backend, uvloop=True)
+        return run(
+            lambda stop: _serve(options, sock, tls, door, stop, limits=limits),
+            backend=options.backend,
+            uvloop=True,
+        )
 
 
 def seconds(text: str) -> float:
@@ -129,8 +133,9 @@ async def _serve(
     sock: socket.socket,
     tls: ssl.SSLContext | None,
     door: FrontDoor,
-    limits: ServiceLimits,
     stop: Stop,
+    *,
+    limits: ServiceLimits,
 ) -> int:
     from vidette.service import Gate, LocalHosts, build_app  # noqa: PLC0415
     from vidette.service.servers import serving  # noqa: PLC0415

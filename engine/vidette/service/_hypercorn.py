@@ -39,7 +39,7 @@ from vidette.service.sockets import HEAD_BYTES, forget_unsent
 logger = logging.getLogger(__name__)
 
 READ_BYTES: Final = 64 * 1024
-"""Longest piece that is read at once, and what is read while a request waits for the answer to the one before."""
+"""Longest piece that is read at once; so much is read while a request waits for the answer before it."""
 UNSENT_BYTES: Final = 64 * 1024
 """An answer waits while more than that was not taken by the kernel yet."""
 WRITE_BYTES: Final = 16 * 1024
@@ -144,7 +144,7 @@ class HypercornServer:
                     )
                 if scope.cancelled_caught:
                     return
-            connection = _Connection(app, self._config, self._context, stream, plain, self._limits)
+            connection = _Connection(app, self._config, self._context, stream, plain, limits=self._limits)
             self._connections.add(connection)
             await connection.run()
         except _LOST:
@@ -186,6 +186,7 @@ class _Connection:
         context: WorkerContext,
         stream: ByteStream,
         plain: SocketStream,
+        *,
         limits: ServiceLimits,
     ) -> None:
         self._app = app
@@ -264,7 +265,9 @@ class _Connection:
             self._reading.cancel("the protocol closes the connection")
         elif isinstance(event, Updated):
             self._idle = event.idle
-            self._reading.deadline = anyio.current_time() + self._limits.head_seconds if event.idle else math.inf
+            self._reading.deadline = (
+                anyio.current_time() + self._limits.head_seconds if event.idle else math.inf
+            )
 
     async def _send(self, data: bytes) -> None:
         """Take something to be sent, whole even if this is cancelled; wait while there is too much of it."""

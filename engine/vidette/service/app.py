@@ -74,9 +74,7 @@ def build_app(
         return Route(path, endpoint, methods=[method])
 
     def counted(path: str, answer: Answer, dialect: Dialect = OPENAI) -> Route:
-        endpoint = Endpoint(
-            answer, gate=inside, bodies=bodies, limits=limits, dialect=dialect, shares=shares
-        )
+        endpoint = Endpoint(answer, gate=inside, bodies=bodies, limits=limits, dialect=dialect, shares=shares)
         return Route(path, endpoint, methods=["POST"])
 
     def admin(path: str, answer: Answer) -> Route:

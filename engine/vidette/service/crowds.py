@@ -1,7 +1,8 @@
 """`Crowd`: how many connections a server holds, and what becomes of one more.
 
-Whoever asks whether the server lives should be told so also when it is full, or it is taken for dead. So a few
-connections more are taken on which health is answered, and all else is refused; beyond those one is closed.
+Whoever asks whether the server lives should be told so also when it is full, or it is taken for dead. So a
+few connections more are taken on which health is answered, and all else is refused; what comes beyond those
+is closed.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class _OnlyHealth:
             await self._app(scope, receive, send_last)
         else:
             error = TooManyConnections(
-                f"{self._most} connections are open, and no more are taken; on this one only health is answered"
+                f"{self._most} connections are open, and no more are taken; on this one health alone is "
+                "answered"
             )
             await refuse(error, scope, receive, send_last, {"retry-after": "1"})

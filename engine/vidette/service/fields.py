@@ -7,7 +7,7 @@ nothing, the answer says that it is not supported yet. So a request that is answ
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
@@ -32,7 +32,9 @@ LISTED: Final = 4096
 """Of a list that may be longer, so many items are made; there is no more of another."""
 _MANY: Final = msgspec.json.Decoder(list[Raw])
 _FIRST: Final = msgspec.json.Decoder[Struct](
-    msgspec.defstruct("First", [(f"item{place}", Raw, ABSENT) for place in range(LISTED + 1)], array_like=True)
+    msgspec.defstruct(
+        "First", [(f"item{place}", Raw, ABSENT) for place in range(LISTED + 1)], array_like=True
+    )
 )
 """The first of the items: an array that is a struct may have more than that has fields."""
 
@@ -121,7 +123,7 @@ class Fields(Generic[T]):
             UsageError: as `decode`, or they are more.
         """
         # Counted before anything is made of them; even bytes are not, of more than could be accepted.
-        items: Sequence[Raw]
+        items: list[Raw]
         if data.count(b",") < LISTED or most > LISTED:
             items = self._decode_names(_MANY, data, where)
         else:
@@ -165,7 +167,8 @@ class Fields(Generic[T]):
             raise UsageError(f"the body is not valid JSON: {error}", code="invalid_json") from None
         except RecursionError:
             raise UsageError(
-                "the body is nested too deeply: some hundred values may lie inside each other", code="invalid_json"
+                "the body is nested too deeply: some hundred values may lie inside each other",
+                code="invalid_json",
             ) from None
 
     def _explain(self, problem: str, where: str) -> UsageError:

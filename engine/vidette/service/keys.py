@@ -86,7 +86,7 @@ class Keys(Struct, frozen=True):
 
 
 def read_keys(lines: Iterable[str]) -> tuple[Secret, ...]:
-    """Return the keys of clients, one a line: `KEY`, or `NAME KEY`; one without a name is key1, key2 and so on.
+    """Return the keys of clients, one a line: `KEY`, which is called key1, key2 and so on, or `NAME KEY`.
 
     Raises:
         UsageError: a line is none, or two have the same name or key. No key is in the message.

@@ -25,12 +25,12 @@ class ServiceLimits(Struct, frozen=True, kw_only=True):
             number, and of several keys none may have more than half of the engine's `max_requests`.
         key_requests_per_minute: most answers that one key may ask for; likewise. None: any number.
         key_tokens_per_minute: most tokens of prompts and answers; likewise. None: any number.
-        connections: most that are open at once; of more, health is answered, and all else is refused with 503.
-            The process may allow less: `RESERVED_DESCRIPTORS` of its descriptors are for other things.
+        connections: most that are open at once; of more, health is answered, and all else is refused with
+            503. The process may allow less: some of its descriptors are for other things.
         head_seconds: longest time a connection may be idle, and the head of a request may take; then it is
             closed.
-        unread_seconds: longest time a client may read nothing of what waits for it; then it is cut off, and its
-            request ends.
+        unread_seconds: longest time a client may read nothing of what waits for it; then it is cut off, and
+            its request ends.
     """
 
     body_bytes: int = 8 * 1024 * 1024

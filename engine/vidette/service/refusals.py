@@ -1,4 +1,4 @@
-"""`refuse()`: the answer to a request that reaches no endpoint, in the words of the API that its path is of."""
+"""`refuse()`: the answer to a request that reaches no endpoint, in the words of the API of its path."""
 
 from __future__ import annotations
 

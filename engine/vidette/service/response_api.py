@@ -78,7 +78,7 @@ class Responses:
         try:
             if request.background:
                 queued = replace(begun, status="queued")
-                await self._background.start(self._make, begun, queued, asked, conversation, exchange.place)
+                await self._background.start(self._make, queued, asked, conversation, exchange.place)
                 await exchange.send_json(queued)
                 return
 
@@ -126,7 +126,6 @@ class Responses:
 
     async def _make(
         self,
-        begun: Response,
         queued: Response,
         asked: GenerateReqInput,
         conversation: Conversation,
@@ -135,27 +134,16 @@ class Responses:
         task_status: anyio.abc.TaskStatus[None],
     ) -> None:
         """Make a response in the background; until it is taken, what goes wrong is raised."""
-        with place.hand_on() as kept:
-            await self._make_counted(begun, queued, asked, conversation, kept, task_status)
-
-    async def _make_counted(
-        self,
-        begun: Response,
-        queued: Response,
-        asked: GenerateReqInput,
-        conversation: Conversation,
-        place: Place,
-        task_status: anyio.abc.TaskStatus[None],
-    ) -> None:
+        begun = replace(queued, status="in_progress")
         scope = self._running[begun.id] = anyio.CancelScope()
         taken = False
         try:
-            with scope:
+            with scope, place.hand_on() as kept:
                 async with self._engine.generate(asked) as stream:
                     self._store.put(queued, conversation)
                     taken = True
                     task_status.started()
-                    with place.billing([stream]):
+                    with kept.billing([stream]):
                         async for delta in stream:
                             if delta.finish_reason is None:
                                 self._store.change(begun)

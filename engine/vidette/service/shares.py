@@ -1,9 +1,9 @@
 """`Shares`: how much of the engine each key may have, so that no client takes all of it.
 
 A request counts as the answers it asks for, from its head to its end, whatever ends it. That bounds how many
-a key has at once. A rate is what is left of a minute's worth: it fills up steadily, and with it full a key
-may ask for a minute's worth at once. Tokens are counted when they are known, which is afterwards, so a key may
-come to owe some; it is let in again once they are paid off.
+a key has at once. A rate is what is left of a minute's worth: it fills up steadily, and while it is full a
+key may ask for all of it at once. Tokens are counted when they are known, which is afterwards, so a key may
+come to owe some; it is let in again once they are paid off. The prompt counts with each of its answers.
 
 Nothing is kept but one record for each key that was configured.
 """
@@ -81,7 +81,7 @@ class Rate:
         return min(self.per_minute, self._left + (now - self._at) * self.per_minute / MINUTE)
 
     def wait(self, amount: float, now: float) -> float:
-        """Return in how many seconds there is so much; 0: now. What is more than a minute's worth needs that."""
+        """Return in how many seconds there is so much, or all that there can be; 0: now."""
         return max(0.0, min(amount, self.per_minute) - self.left(now)) * MINUTE / self.per_minute
 
     def take(self, amount: float, now: float) -> None:
@@ -123,14 +123,14 @@ class Share:
         Raises:
             Overloaded: the share is used up, for now.
         """
-        self._take(1)
+        self.take(1)
         return Place(self)
 
     def use(self) -> Use:
         """Return what is told of it."""
         return Use(self._name, self._live, self._begun, self._refused, self._spent)
 
-    def _take(self, count: int) -> None:
+    def take(self, count: int) -> None:
         """Take room for so many answers.
 
         Raises:
@@ -157,10 +157,12 @@ class Share:
         self._live += count
         self._begun += count
 
-    def _give_back(self, count: int) -> None:
+    def give_back(self, count: int) -> None:
+        """Give room for so many answers back."""
         self._live -= count
 
-    def _spend(self, tokens: int) -> None:
+    def spend(self, tokens: int) -> None:
+        """Count so many tokens, which were made."""
         self._spent += tokens
         if self._tokens is not None:
             self._tokens.take(tokens, self._clock())
@@ -184,7 +186,7 @@ class Place:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         count, self._count = self._count, 0
-        self._share._give_back(count)  # noqa: SLF001
+        self._share.give_back(count)
 
     def widen(self, answers: int) -> None:
         """Have room for so many answers, all in all.
@@ -195,7 +197,7 @@ class Place:
         """
         more = answers - self._count
         if more > 0:
-            self._share._take(more)  # noqa: SLF001
+            self._share.take(more)
             self._count += more
 
     def hand_on(self) -> Place:
@@ -210,9 +212,7 @@ class Place:
         try:
             yield
         finally:
-            self._share._spend(  # noqa: SLF001
-                sum(answer.prompt_tokens + answer.completion_tokens for answer in answers)
-            )
+            self._share.spend(sum(answer.prompt_tokens + answer.completion_tokens for answer in answers))
 
 
 class Shares:
@@ -221,7 +221,8 @@ class Shares:
     Args:
         names: of the keys; without any, whoever comes has one share together.
         limits: what each may have.
-        max_requests: requests that the engine lets live; of several keys none may have more than half of them.
+        max_requests: requests that the engine lets live, of which by default no key of several has more than
+            half.
         clock: of the engine.
     """
 
