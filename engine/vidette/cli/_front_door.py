@@ -32,9 +32,9 @@ def add_front_door_options(parser: argparse.ArgumentParser) -> None:
         "--api-key",
         action="append",
         metavar="[NAME ]KEY",
-        help="what clients have to know; can be given again, for a client each, with a name by which its use "
-        f"is told. Better given by the environment variable {API_KEY}, one a line, as the command line can be "
-        "read by all users of the machine",
+        help="what clients have to know; can be given again, for a client each, with a name by which its "
+        f"use is told. Better given by the environment variable {API_KEY}, one a line, as the command line "
+        "can be read by all users of the machine",
     )
     group.add_argument(
         "--admin-api-key",
