@@ -200,9 +200,7 @@ class _Connection:
         self._idle = True
         self._gone = False
         self._reading = anyio.CancelScope(deadline=anyio.current_time() + limits.head_seconds)
-        self._came = bytearray()
-        self._arrived = anyio.Event()
-        self._room = anyio.Event()
+        self._ahead = b""
         self._unsent = bytearray()
         self._news = anyio.Event()
         self._taken = anyio.Event()
@@ -215,6 +213,8 @@ class _Connection:
         protocol = _Http(
             app, self._config, self._context, answers, state, secure, *self._addresses, self._take
         )
+        turn: Any = _Turn(self._read_ahead)
+        protocol.can_read = turn
         async with anyio.create_task_group() as helpers:
             helpers.start_soon(self._write)
             async with anyio.create_task_group() as answers.tasks:
@@ -231,31 +231,23 @@ class _Connection:
             self._reading.cancel("the server is stopping")
 
     async def _read(self, protocol: H11Protocol) -> None:
-        """Feed the protocol, which waits with what was sent ahead until the answer before it is made."""
         with self._reading:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._fetch)
+            try:
                 while not self._gone:
-                    while not self._came:
-                        await self._arrived.wait()
-                        self._arrived = anyio.Event()
-                    data = bytes(self._came)
-                    self._came.clear()
-                    self._room.set()
-                    self._room = anyio.Event()
-                    await protocol.handle(RawData(data))
+                    data, self._ahead = self._ahead, b""
+                    await protocol.handle(RawData(data or await self._stream.receive(READ_BYTES)))
+            except _LOST:
+                self._lose()
         await protocol.handle(Closed())
 
-    async def _fetch(self) -> None:
-        """Read what comes, also while the protocol waits: else nobody would notice that the client leaves."""
+    async def _read_ahead(self) -> None:
+        """Read on while a request waits for its turn: else nobody would notice that the client leaves."""
         try:
-            while True:
-                while len(self._came) >= READ_BYTES:
-                    await self._room.wait()
-                self._came += await self._stream.receive(READ_BYTES)
-                self._arrived.set()
+            while len(self._ahead) < READ_BYTES:
+                self._ahead += await self._stream.receive(READ_BYTES)
         except _LOST:
             self._lose()
+        await anyio.sleep_forever()
 
     async def _take(self, event: Event) -> None:
         """Do what the protocol wants."""
@@ -324,6 +316,31 @@ class _Connection:
                 await self._stream.send_eof()
             while True:
                 await self._stream.receive(READ_BYTES)
+
+
+class _Turn:
+    """What the protocol waits for with a request that was sent ahead: the end of the answer before it.
+
+    Args:
+        meanwhile: what is done until then; it never ends by itself.
+    """
+
+    def __init__(self, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        self._meanwhile = meanwhile
+        self._waiting = anyio.CancelScope()
+
+    async def clear(self) -> None:
+        """Begin anew."""
+        self._waiting = anyio.CancelScope()
+
+    async def wait(self) -> None:
+        """Wait for it."""
+        with self._waiting:
+            await self._meanwhile()
+
+    async def set(self) -> None:
+        """Say that it is there."""
+        self._waiting.cancel("it is the turn of the next request")
 
 
 class _Http(H11Protocol):

@@ -38,10 +38,12 @@ class Counted(Protocol):
     @property
     def prompt_tokens(self) -> int:
         """Tokens of its prompt; 0 while it has not begun."""
+        ...
 
     @property
     def completion_tokens(self) -> int:
         """Tokens of it so far."""
+        ...
 
 
 class Use(Struct, frozen=True):
