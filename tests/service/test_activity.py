@@ -134,7 +134,7 @@ async def test_it_takes_no_other_query(app: Starlette, query: bytes, param: str)
 async def test_names_of_others_are_for_whoever_runs_the_server(
     engine: vidette.Engine, api: str | None, admin: str | None, given: str | None, status: int
 ) -> None:
-    keys = Keys(None if api is None else Secret(api), None if admin is None else Secret(admin))
+    keys = Keys(() if api is None else (Secret(api),), None if admin is None else Secret(admin))
     headers = [] if given is None else [(b"authorization", b"Bearer " + given.encode())]
     app = build_app(engine, door=FrontDoor(keys=keys))
     async with watching(app, headers=headers) as reader:

@@ -217,7 +217,7 @@ def test_errors_of_anthropics_api_are_what_is_told_of_them(document: dict[str, A
 async def test_it_says_which_paths_need_a_key(
     engine: vidette.Engine, api: str | None, admin: str | None
 ) -> None:
-    keys = Keys(None if api is None else Secret(api), None if admin is None else Secret(admin))
+    keys = Keys(() if api is None else (Secret(api),), None if admin is None else Secret(admin))
     app = build_app(engine, door=FrontDoor(keys=keys))
     assert (await call(app, "/openapi.json", method="GET")).status == (200 if api is None else 401)
     headers = [(b"authorization", b"Bearer k")]

@@ -170,7 +170,7 @@ async def test_no_id_of_a_response_is_in_a_span(traced: Traced) -> None:
 
 
 async def test_what_is_refused_is_in_the_trace(traced: Traced) -> None:
-    door = FrontDoor(keys=Keys(Secret("sk-1")))
+    door = FrontDoor(keys=Keys((Secret("sk-1"),)))
     app = build_app(traced.engine, door=door, tracer=traced.tracer)
     assert (await call(app, "/generate", SHORT, headers=[NAMED])).status == 401
     key = (b"authorization", b"Bearer sk-1")

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from vidette.api import Engine, open_engine
-from vidette.cli._front_door import add_front_door_options, begin_metrics, front_door, logging_to_stderr
+from vidette.cli._front_door import (
+    add_front_door_options,
+    begin_metrics,
+    front_door,
+    logging_to_stderr,
+    service_limits,
+)
 from vidette.cli._options import add_backend_option, add_engine_options, add_model_option, engine_options
 from vidette.cli._run import Stop, run, say
 from vidette.cli._telemetry import add_telemetry_options, tracing
@@ -29,7 +35,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
     from starlette.types import ASGIApp
 
-    from vidette.service import FrontDoor
+    from vidette.service import FrontDoor, ServiceLimits
 
 
 def add_parser(parser: argparse.ArgumentParser) -> None:
@@ -104,15 +110,15 @@ def serve(options: argparse.Namespace) -> int:
     if options.tls_key is not None and options.tls_cert is None:
         raise UsageError("--tls-key needs --tls-cert, the certificate that it belongs to", param="tls-key")
     tls = tls_context(options.tls_cert, options.tls_key) if options.tls_cert is not None else None
-    door = front_door(options)
-    allow_remote = options.allow_remote or door.keys.api is not None
+    door, limits = front_door(options), service_limits(options)
+    allow_remote = options.allow_remote or bool(door.keys.api)
     # Before the model is loaded: a port that is taken shows at once.
     with (
         bind(options.host, options.port, allow_remote=allow_remote) as sock,
         logging_to_stderr(as_json=options.log_format == "json"),
         tracing(options) as tracer,
     ):
-        serving = partial(_serve, options, sock=sock, tls=tls, door=door, tracer=tracer)
+        serving = partial(_serve, options, sock=sock, tls=tls, door=door, limits=limits, tracer=tracer)
         return run(serving, backend=options.backend, uvloop=True)
 
 
@@ -131,6 +137,7 @@ async def _serve(
     sock: socket.socket,
     tls: ssl.SSLContext | None,
     door: FrontDoor,
+    limits: ServiceLimits,
     tracer: Tracer | None,
 ) -> int:
     from vidette.service import Gate, LocalHosts, build_app  # noqa: PLC0415
@@ -140,13 +147,21 @@ async def _serve(
     async with open_engine(tracer=tracer, **engine_options(options)) as engine:
         gate = Gate()
         begin_metrics(engine)
-        service = build_app(engine, gate=gate, door=door, tracer=tracer)
+        service = build_app(engine, limits=limits, gate=gate, door=door, tracer=tracer)
         app: ASGIApp = service
-        if not options.allow_remote and door.keys.api is None:
+        if not options.allow_remote and not door.keys.api:
             app = LocalHosts(app)
         async with (
             service.router.lifespan_context(service),  # what is made in the background ends with the server
-            serving(app, sock, gate=gate, drain_seconds=options.drain_seconds, drain=engine.drain, tls=tls),
+            serving(
+                app,
+                sock,
+                gate=gate,
+                limits=limits,
+                drain_seconds=options.drain_seconds,
+                drain=engine.drain,
+                tls=tls,
+            ),
         ):
             stop.defer()
             say(f"vidette serves {engine.info.name} on {url_of(sock, tls=tls is not None)}")

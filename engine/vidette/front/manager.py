@@ -94,8 +94,7 @@ class TokenizerManager:
         self.info = info
         self.ready = ready
         self.totals = Totals()
-        self._scheduler = scheduler
-        self._detokenizers = detokenizers
+        self._scheduler, self._detokenizers = scheduler, detokenizers
         self._prompts = Prompts(tokenizer, offload, vocab_size=info.vocab_size, timeout=tokenise_timeout)
         self._admission = Admission(
             max_requests, max_queued_tokens, living=self.__len__, is_over=self._is_over

@@ -129,7 +129,7 @@ def _operation(each: Served, schemas: Schemas, keys: Keys) -> Schema:
     if operation.body is not None:
         content = {"application/json": {"schema": schemas.of(operation.body)}}
         told["requestBody"] = {"content": content, "required": not operation.may_be_empty}
-    needs_key = each.path not in OPEN and (bool(keys) if each.admin else keys.api is not None)
+    needs_key = each.path not in OPEN and (bool(keys) if each.admin else bool(keys.api))
     told["responses"] = _responses(each, schemas, needs_key=needs_key)
     told["security"] = [{name: []} for name in SECURITY] if needs_key else []
     return told
@@ -145,9 +145,9 @@ def _responses(each: Served, schemas: Schemas, *, needs_key: bool) -> Schema:
             content[EVENTS] = {"schema": {"type": "string", "description": "With `stream`: events of JSON."}}
         responses["200"] = {"description": "The answer.", "content": content}
     if needs_key:
-        responses["401"] = _json("There is no key, or a wrong one.", schemas.of(ErrorBody))
+        responses["401"] = _json("There is no key, or a wrong one.", schemas.of(error))
     if each.admin and needs_key:
-        responses["403"] = _json("It needs the admin key.", schemas.of(ErrorBody))
+        responses["403"] = _json("It needs the admin key.", schemas.of(error))
     if operation.answer is None:
         responses["501"] = _json("It is not served yet.", schemas.of(error))
     if operation.unavailable:

@@ -279,7 +279,7 @@ async def test_its_picture(place: Place) -> None:
 
 async def test_a_server_with_a_key_is_watched_with_it(place: Place) -> None:
     gate, sock, browser = Gate(), bind("127.0.0.1", 0), place.browser
-    keys = Keys(Secret("sk-client"), Secret("sk-root"))
+    keys = Keys((Secret("sk-client"),), Secret("sk-root"))
     app = build_app(place.engine, gate=gate, door=FrontDoor(keys=keys))
     check_quiet(browser, place.url)
     with anyio.fail_after(SECONDS):

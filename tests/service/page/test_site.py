@@ -53,7 +53,7 @@ async def test_a_file_is_sent_again_only_if_it_has_changed(app: Starlette) -> No
 
 
 async def test_it_needs_no_key_and_nothing_else_comes_with_it(engine: vidette.Engine) -> None:
-    app = build_app(engine, door=FrontDoor(keys=Keys(Secret("sk-1"), Secret("root"))))
+    app = build_app(engine, door=FrontDoor(keys=Keys((Secret("sk-1"),), Secret("root"))))
     for path in FILES:
         assert (await get(app, path)).status == 200
     for path in ("/page", "/page/", "/page/index.html", "/page/../keys.py", "/page/%2e%2e/keys.py", "//"):
