@@ -20,7 +20,7 @@ General layout:
 - `_arguments`   what callers give, checked
 - `_statistics`  a picture of an engine
 - `_picture`     how it is gathered
-- `_operations`  what whoever runs an engine does with it
+- `_loop`        the event loop in a thread that `sync` calls
 - `_operations`  what whoever runs an engine does with it
 - `_health`      how an engine is, and what is done about one that hangs
 - `_supervisor`  what becomes of an engine when a process of it dies
