@@ -20,6 +20,7 @@ General layout:
 - `_arguments`   what callers give, checked
 - `_statistics`  a picture of an engine
 - `_picture`     how it is gathered
+- `_activity`    what an engine is doing, request by request
 - `_loop`        the event loop in a thread that `sync` calls
 - `_operations`  what whoever runs an engine does with it
 - `_health`      how an engine is, and what is done about one that hangs
@@ -33,6 +34,8 @@ General layout:
 What travels between these parts, and the life of a request, is `vidette_protocol`.
 """
 
+from vidette._activity import Activity as Activity
+from vidette._activity import ProcessActivity as ProcessActivity
 from vidette._custom import Handlers as Handlers
 from vidette._health import Health as Health
 from vidette._statistics import Ledgers as Ledgers
@@ -57,6 +60,7 @@ from vidette.errors import RequestReplaced as RequestReplaced
 from vidette.errors import UsageError as UsageError
 from vidette.front.calls import GcReport as GcReport
 from vidette.front.kv_events import KVEventStream as KVEventStream
+from vidette.front.living import LiveRequest as LiveRequest
 from vidette.front.logprobs import LogprobsAsked as LogprobsAsked
 from vidette.front.logprobs import TokenLogprob as TokenLogprob
 from vidette.front.stream import Completion as Completion

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Literal, Self
 
 from vidette import api
+from vidette._activity import MOST_LISTED, Activity
 from vidette._loop import Loop, open_portal
 from vidette._operations import PauseMode
 from vidette._statistics import Statistics
@@ -272,6 +273,13 @@ class Engine:
 
     async def _statistics(self) -> Statistics:
         return self._engine.statistics()
+
+    def activity(self, most: int = MOST_LISTED) -> Activity:
+        """Return what the engine is doing, request by request. See `vidette.Engine.activity`."""
+        return self._loop.call(self._activity, most)
+
+    async def _activity(self, most: int) -> Activity:
+        return self._engine.activity(most)
 
     def metrics(self) -> str:
         """Return what Prometheus scrapes, in its text format. See `vidette.Engine.metrics`."""

@@ -178,6 +178,7 @@ def test_answers_in_events_are_told_of_where_they_can_be_asked_for(document: dic
         "/v1/completions",
         "/v1/responses",
         "/v1/messages",
+        "/v1/activity",
     }
 
 

@@ -29,6 +29,7 @@ from vidette.front.checks import (
 )
 from vidette.front.drain import Drain
 from vidette.front.kv_events import KVEvents
+from vidette.front.living import Living
 from vidette.front.observer import Observer, Timing
 from vidette.front.offload import Offload
 from vidette.front.prompts import Prompts
@@ -126,6 +127,7 @@ class TokenizerManager:
         self.kv_events = KVEvents(told=kv_events)
         self._lost: Callable[[], Error] | None = None
         """What ended the ring, while there is no other yet."""
+        self.living = Living(self._machine, self._routes, self._admission, lost=lambda: bool(self._lost))
         self._changed = anyio.Event()
         self._ended: Callable[[], Error] | None = None
         self._quiet = anyio.Event()

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from vidette.api import Engine
+from vidette.service.activity import ActivityFeed
 from vidette.service.anthropic import ANTHROPIC, Anthropic
 from vidette.service.background import Background
 from vidette.service.bodies import BodyReader
@@ -67,9 +68,9 @@ def build_app(
         endpoint = Endpoint(answer, gate=gate, bodies=bodies, limits=limits, stopping=inside, dialect=dialect)
         return Route(path, endpoint, methods=[method])
 
-    def admin(path: str, answer: Answer) -> Route:
+    def admin(path: str, answer: Answer, method: str = "POST") -> Route:
         endpoint = Endpoint(answer, gate=inside, bodies=bodies, limits=limits)
-        return Route(path, AdminOnly(endpoint), methods=["POST"])
+        return Route(path, AdminOnly(endpoint), methods=[method])
 
     routes: list[BaseRoute] = [
         route("/health", "GET", health.answer),
@@ -93,6 +94,7 @@ def build_app(
         route("/v1/models", "GET", openai.list_models),
         route("/v1/models/{id:path}", "GET", openai.show_model),
         *(route(path, "GET", answer, always) for path, answer in info.routes().items()),
+        admin("/v1/activity", ActivityFeed(engine, limits, inside).answer, "GET"),
         *(route(path, "POST", answer) for path, answer in control.client_routes().items()),
         *(admin(path, answer) for path, answer in control.admin_routes().items()),
         *(admin(path, Later(what).answer) for what, paths in LATER.items() for path in paths),

@@ -20,6 +20,7 @@ class ServiceLimits(Struct, frozen=True, kw_only=True):
             waits for; then 503.
         control_seconds: longest time an answer to a control call may take; then 504.
         flush_seconds: longest time that `/flush_cache` may be told to wait until no request lives.
+        activity_readers: most clients that read `/v1/activity` at once; more are refused with 429.
         parting_seconds: longest time the last words to a client may take whose answer the server cut short.
     """
 
@@ -33,4 +34,5 @@ class ServiceLimits(Struct, frozen=True, kw_only=True):
     health_seconds: float = 5.0
     control_seconds: float = 30.0
     flush_seconds: float = 600.0
+    activity_readers: int = 32
     parting_seconds: float = 1.0

@@ -11,7 +11,17 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from vidette.service import anthropic_body, chat, completions, control, native, response_body, tokens
+from vidette.service import (
+    activity,
+    anthropic_body,
+    chat,
+    completions,
+    control,
+    native,
+    response_body,
+    tokens,
+)
+from vidette.service.activity import ActivityFeed
 from vidette.service.anthropic import Anthropic, AnthropicAnswer, TokenCount
 from vidette.service.asked import STREAM_OPTIONS
 from vidette.service.control import Control
@@ -118,6 +128,7 @@ OPERATIONS: Final[Mapping[Callable[..., Any], Operation]] = MappingProxyType(
         Info.loads: Operation(query=LOADS_QUERY),
         Info.load: Operation(list[ANYTHING]),
         Info.metrics: Operation(str, content_type=PROMETHEUS.decode().partition(";")[0]),
+        ActivityFeed.answer: Operation(str, query=activity.QUERY, content_type="text/event-stream"),
         Control.abort_request: _told(control.ABORT),
         Control.flush_cache: _told(control.NOTHING, query=control.FLUSH_QUERY),
         Control.clear_hicache: _told(control.NOTHING),

@@ -21,7 +21,7 @@ new life, from offset 0; that its caller has heard the beginning before is for t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Self
 
@@ -329,6 +329,10 @@ class FrontMachine:
     def how(self, vid: Vid) -> How | None:
         """How a vid ended; None if it has not, or if that is forgotten."""
         return self._ended.get(vid)
+
+    def live(self) -> Iterator[tuple[Vid, Entry]]:
+        """Return what is held of each vid that is not over, the oldest first."""
+        return iter(self._live.items())
 
     def holder(self, rid: Rid) -> Vid | None:
         """The vid that holds a rid's slot."""
