@@ -132,6 +132,7 @@ def test_one_is_ended_by_its_name_and_nothing_is_made_during_a_pause(
             assert engine.abort("mine", "not wanted any more") == 1
             with pytest.raises(RequestAborted, match="not wanted any more"):
                 stream.read()
+        engine.wait_quiet()
         with engine.generate("y", rid="yours", sampling_params=ENDLESS) as stream:
             assert [each.rid for each in engine.activity().requests] == ["yours"]
             assert engine.pause_generation(deadline_s=DEADLINE).success

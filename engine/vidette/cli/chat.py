@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from vidette import sync
+from vidette.cli._client import KEY
 from vidette.cli._options import add_backend_option, add_engine_options, add_model_option, engine_options
 from vidette.cli._run import say
-from vidette.cli._talkers import KEY, OwnEngine, Talker, open_service
+from vidette.cli._talkers import OwnEngine, Talker, open_service
 from vidette.errors import EngineBroken, EngineClosed, Error, UsageError
 
 TOPOLOGY = "inline"

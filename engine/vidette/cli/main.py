@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from vidette import __version__
-from vidette.cli import bench, build_kernels, chat, demo, doctor, fuzz, generate, pull, serve, wire
+from vidette.cli import bench, build_kernels, chat, demo, doctor, fuzz, generate, pull, serve, top, wire
 from vidette.errors import Error, UsageError
 
 INTERRUPTED = 130
@@ -73,6 +73,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("serve", "serve a model over HTTP", serve.serve, serve.add_parser)
     add("generate", "generate from one prompt", generate.generate, generate.add_parser)
     add("chat", "talk to a model in the terminal", chat.chat, chat.add_parser)
+    add("top", "watch what a running service does", top.top, top.add_parser)
     add("pull", "get a known model", pull.pull, pull.add_parser)
     add(
         "doctor",
