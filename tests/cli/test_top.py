@@ -118,9 +118,9 @@ def test_it_shows_what_lives_and_gives_the_terminal_back(backend: str, url: str,
     over = threading.Event()
 
     def ask() -> None:
-        body = {"text": "x", "rid": "evil\x1b[2J", "sampling_params": {"max_new_tokens": 8000}}
+        endless = {"max_new_tokens": 8000, "ignore_eos": True}
+        asked = {"text": "x", "rid": "evil\x1b[2J", "sampling_params": endless, "stream": True}
         key = {"Authorization": "Bearer client"}
-        asked = {**body, "stream": True}
         with httpx.stream("POST", f"{url}/generate", json=asked, headers=key, timeout=SECONDS) as response:
             for _ in response.iter_bytes():
                 if over.is_set():
