@@ -30,8 +30,8 @@ def add_front_door_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--api-key",
         metavar="KEY",
-        help=f"what clients have to know; better given by the environment variable {API_KEY}, as the command "
-        "line can be read by all users of the machine",
+        help=f"what clients have to know; better given by {API_KEY} in the environment, as the command line "
+        "can be read by all users of the machine (default: nothing)",
     )
     group.add_argument(
         "--admin-api-key",
@@ -44,7 +44,8 @@ def add_front_door_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="let pages of this origin use the service, such as https://chat.example; can be given again",
+        help="let pages of this origin use the service, such as https://chat.example; can be given again "
+        "(default: none)",
     )
     group.add_argument(
         "--log-requests", action="store_true", help="log a line for each request, without its prompt"
@@ -54,6 +55,7 @@ def add_front_door_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         choices=(0, 1, 2, 3),
         default=0,
+        metavar="N",
         help="how much of each: 1 also who asked, 2 also how the body begins, 3 all of it; from 2 on prompts "
         "are in the log (default: 0)",
     )

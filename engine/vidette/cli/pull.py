@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from vidette.cli._parser import explain
 from vidette.cli._run import say
 from vidette.errors import UsageError
 
@@ -16,7 +17,7 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument(
         "name",
-        metavar="NAME",
+        metavar="MODEL",
         help=f"{', '.join(KNOWN_MODELS)}, or a model of a hub as ORG/NAME, with @REVISION behind it for "
         "another revision than main: a branch, a tag or a commit",
     )
@@ -25,6 +26,14 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="which GGUF file of a model on a hub, such as '*Q4_K_M*' (default: its *.safetensors, or its "
         "only GGUF file)",
+    )
+    terms = "; ".join(f"{name}: {model.terms}" for name, model in KNOWN_MODELS.items())
+    explain(
+        parser,
+        "vidette pull smollm2-135m-instruct",
+        "vidette pull Qwen/Qwen3-0.6B@main",
+        "vidette pull ggml-org/SmolLM3-3B-GGUF --file '*Q4_K_M*'",
+        note=f"Models come under the terms of their makers: {terms}.",
     )
 
 

@@ -17,6 +17,7 @@ from vidette import Activity
 from vidette.cli._client import CONNECT_SECONDS, KEY, REFUSAL_BYTES, client_options, refusal, unreachable
 from vidette.cli._front_door import ADMIN_API_KEY
 from vidette.cli._options import add_backend_option
+from vidette.cli._parser import explain
 from vidette.cli._run import Stop, leave_at_once, run
 from vidette.cli._screen import Screen
 from vidette.cli._top_view import view
@@ -34,7 +35,7 @@ MOST_LISTED: Final = 500
 
 def add_parser(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vidette top`."""
-    parser.add_argument("--url", default=URL, metavar="URL", help=f"of the service (default: {URL})")
+    parser.add_argument("--url", default=URL, metavar="URL", help=f"where the service is (default: {URL})")
     parser.add_argument(
         "--api-key",
         metavar="KEY",
@@ -45,13 +46,19 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
         "--interval",
         type=float,
         default=1.0,
-        metavar="S",
-        help="seconds from one view to the next (default: 1)",
+        metavar="SECONDS",
+        help="time between two views, 0.1 to 60 (default: 1)",
     )
     parser.add_argument("--once", action="store_true", help="print one view after an interval, and end")
     parser.add_argument("--json", action="store_true", help="print one picture as a JSON object, and end")
     add_backend_option(parser)
-    parser.epilog = "q or Ctrl-C leaves. NO_COLOR in the environment leaves colours away."
+    explain(
+        parser,
+        "vidette top",
+        "vidette top --url http://127.0.0.1:8080 --interval 0.5",
+        "vidette top --json",
+        note="q or Ctrl-C leaves. NO_COLOR in the environment leaves colours away.",
+    )
 
 
 def top(options: argparse.Namespace) -> int:
