@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 URL: Final = "http://127.0.0.1:8000"
 ONCE_SIZE: Final = (120, 200)
 """Width and height of a view that is no terminal's."""
-MOST_LISTED: Final = 500
+MOST_ASKED: Final = 500
 """Requests that are asked for; a terminal has fewer lines."""
 
 
@@ -185,7 +185,7 @@ async def _open_feed(options: argparse.Namespace) -> AsyncGenerator[Feed]:
     url: str = options.url
     silent = options.interval + CONNECT_SECONDS
     made = client_options(url, key_of(options, os.environ), silent_seconds=silent)
-    query = {"interval": f"{options.interval:g}", "limit": str(MOST_LISTED)}
+    query = {"interval": f"{options.interval:g}", "limit": str(MOST_ASKED)}
     try:
         async with (
             httpx.AsyncClient(**made) as client,
