@@ -6,6 +6,7 @@ import os
 from typing import Final
 
 import anyio
+import msgspec
 from msgspec import Struct
 
 from vidette._health import STATES
@@ -53,6 +54,8 @@ class Activity(Struct, frozen=True):
         block_tokens: tokens that a block holds.
         block_bytes: memory of a block; 0 if it is not known.
         statistics: what is held and was done.
+        work: what the scheduler has done since it was started: `statistics.scheduler`, which has no names in
+            JSON, by its names.
     """
 
     clock_s: float
@@ -62,6 +65,7 @@ class Activity(Struct, frozen=True):
     block_tokens: int
     block_bytes: int
     statistics: Statistics
+    work: dict[str, int]
 
 
 def activity_of(manager: TokenizerManager, supervisor: Supervisor, most: int) -> Activity:
@@ -84,6 +88,7 @@ def activity_of(manager: TokenizerManager, supervisor: Supervisor, most: int) ->
         block_tokens=config.block_tokens,
         block_bytes=config.block_tokens * manager.info.kv_bytes_per_token,
         statistics=statistics,
+        work=msgspec.structs.asdict(statistics.scheduler),
     )
 
 

@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 import vidette
 from vidette.kernels.build import SOURCE
+from vidette.service.site import FILES
 
 IMPORTED_BY_OTHERS = {
     "httptools": "uvicorn parses HTTP with it",
@@ -106,8 +107,9 @@ def test_the_wheel_has_all_of_the_packages_and_nothing_else(
     modules = {path.relative_to(root).as_posix().partition("/")[2] for path in product}
     markers = {f"{package}/py.typed" for package in ("vidette", "vidette_protocol", "vidette_fuzz")}
     sources = {f"vidette/kernels/source/{path.name}" for path in SOURCE.iterdir()}
+    page = {f"vidette/service/page/{name}" for name in FILES.values()}
     assert "vidette/kernels/source/kernels.cpp" in sources
-    assert names == modules | markers | sources
+    assert names == modules | markers | sources | page
 
 
 def test_the_source_distribution_can_be_built_and_tested(built: Path) -> None:

@@ -67,7 +67,8 @@ async def test_events_follow_and_their_counters_rise(engine: vidette.Engine, app
         events = [msgspec.convert(event, Activity) for event in reader.events]
     assert all((event.requests, event.more) == ((), 1) for event in events)
     times = [event.clock_s for event in events]
-    made = [event.statistics.scheduler.output_tokens for event in events]
+    assert all(event.work == msgspec.structs.asdict(event.statistics.scheduler) for event in events)
+    made = [event.work["output_tokens"] for event in events]
     assert times == sorted(set(times))
     assert made == sorted(made)
     assert made[0] < made[-1]

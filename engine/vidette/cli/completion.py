@@ -28,8 +28,8 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     )
     explain(
         parser,
-        'eval "$(vidette completion bash)"                      # in ~/.bashrc',
-        'eval "$(vidette completion zsh)"     # in ~/.zshrc, behind compinit',
+        'eval "$(vidette completion bash)"  # in ~/.bashrc',
+        'eval "$(vidette completion zsh)"   # in ~/.zshrc, behind compinit',
         "vidette completion fish > ~/.config/fish/completions/vidette.fish",
     )
 

@@ -27,6 +27,7 @@
 - `control`    what whoever runs the server does: abort, flush, pause, profile, logs
 - `info`       /server_info, /model_info, /v1/loads and /metrics
 - `activity`   /v1/activity: what the engine is doing, as a stream
+- `site`       the page at /, for people, whose files are in the folder `page`
 - `openapi`    /openapi.json: the document that says what all of these take and answer
 - `openapi_schema` JSON Schema of bodies and answers
 - `openapi_table` what the handlers take and answer

@@ -30,6 +30,7 @@ from vidette.service.openai import OpenAI
 from vidette.service.openapi import Document
 from vidette.service.response_api import Responses
 from vidette.service.responses import NAMED_EVENTS, OPENAI, Answer, Dialect, Endpoint
+from vidette.service.site import site_routes
 from vidette.service.tokens import Tokens
 
 
@@ -99,6 +100,7 @@ def build_app(
         *(admin(path, answer) for path, answer in control.admin_routes().items()),
         *(admin(path, Later(what).answer) for what, paths in LATER.items() for path in paths),
     ]
+    routes += site_routes()
     document = Document(routes, door.keys)
     routes.append(route("/openapi.json", "GET", document.answer, always))
     app = Starlette(

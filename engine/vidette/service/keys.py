@@ -18,9 +18,13 @@ from starlette.websockets import WebSocketClose
 
 from vidette.errors import UsageError
 from vidette.service.errors import body_of, status_of
+from vidette.service.site import FILES
 
-OPEN: Final = frozenset({"/health", "/health/live", "/health/progress", "/health/ready", "/health_generate"})
-"""Paths that need no key: what load balancers ask. They match exactly."""
+OPEN: Final = frozenset(
+    {"/health", "/health/live", "/health/progress", "/health/ready", "/health_generate", *FILES}
+)
+"""Paths that need no key: what load balancers ask, and the page, which shows nothing without one. They match
+exactly."""
 SHOWN: Final = "***"
 """What is shown of a key, whatever it is."""
 ADMIN: Final = "vidette.admin"

@@ -69,7 +69,7 @@ def document_of(routes: Sequence[BaseRoute], keys: Keys) -> Schema:
     """Return the document.
 
     Args:
-        routes: of an app; those that are not ours are left out.
+        routes: of an app; the page's and those that are not ours are left out.
         keys: of the service.
     """
     served = list(served_of(routes))
