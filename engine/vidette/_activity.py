@@ -65,7 +65,7 @@ class Activity(Struct, frozen=True):
     block_tokens: int
     block_bytes: int
     statistics: Statistics
-    work: dict[str, int]
+    work: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 def activity_of(manager: TokenizerManager, supervisor: Supervisor, most: int) -> Activity:
