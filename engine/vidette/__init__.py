@@ -21,6 +21,7 @@ General layout:
 - `_statistics`  a picture of an engine
 - `_picture`     how it is gathered
 - `_activity`    what an engine is doing, request by request
+- `_loop`        the event loop in a thread that `sync` calls
 - `_operations`  what whoever runs an engine does with it
 - `_opening`     what opening one takes: its front, and what that has to know
 - `_tracing`     spans of requests, for OpenTelemetry

@@ -33,8 +33,8 @@ def add_front_door_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="[NAME ]KEY",
         help="what clients have to know; can be given again, for a client each, with a name by which its "
-        f"use is told. Better given by the environment variable {API_KEY}, one a line, as the command line "
-        "can be read by all users of the machine",
+        f"use is told; better given by {API_KEY} in the environment, one a line, as the command line can be "
+        "read by all users of the machine (default: nothing)",
     )
     group.add_argument(
         "--admin-api-key",
@@ -78,7 +78,8 @@ def add_front_door_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="let pages of this origin use the service, such as https://chat.example; can be given again",
+        help="let pages of this origin use the service, such as https://chat.example; can be given again "
+        "(default: none)",
     )
     group.add_argument(
         "--log-requests", action="store_true", help="log a line for each request, without its prompt"
@@ -88,6 +89,7 @@ def add_front_door_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         choices=(0, 1, 2, 3),
         default=0,
+        metavar="N",
         help="how much of each: 1 also who asked, 2 also how the body begins, 3 all of it; from 2 on prompts "
         "are in the log (default: 0)",
     )

@@ -32,9 +32,9 @@ FLUSH_SECONDS: Final = 5.0
 MISSING: Final = "spans need the packages of the extra otel: pip install vidette[otel]"
 
 
-def add_telemetry_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    parser.add_argument(
+def add_telemetry_options(group: argparse._ActionsContainer) -> None:
+    """Add the options to a group of them."""
+    group.add_argument(
         "--otlp-endpoint",
         metavar="URL",
         help="send a span for each request there, by OTLP over HTTP, such as http://127.0.0.1:4318 "

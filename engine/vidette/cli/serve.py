@@ -25,6 +25,7 @@ from vidette.cli._front_door import (
     service_limits,
 )
 from vidette.cli._options import add_backend_option, add_engine_options, add_model_option, engine_options
+from vidette.cli._parser import explain
 from vidette.cli._run import Stop, run, say
 from vidette.cli._telemetry import add_telemetry_options, tracing
 from vidette.errors import EngineBroken, UsageError
@@ -41,63 +42,80 @@ if TYPE_CHECKING:
 def add_parser(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vidette serve`."""
     add_model_option(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1)")
-    parser.add_argument(
-        "--port", type=int, default=8000, help="port; 0 takes any that is free (default: 8000)"
+    address = parser.add_argument_group("address")
+    address.add_argument(
+        "--host", default="127.0.0.1", metavar="HOST", help="address to serve on (default: 127.0.0.1)"
     )
-    parser.add_argument(
+    address.add_argument(
+        "--port", type=int, default=8000, metavar="PORT", help="0 takes any that is free (default: 8000)"
+    )
+    address.add_argument(
         "--allow-remote",
         action="store_true",
         help="allow a --host that other machines can reach although there is no --api-key; anybody there can "
         "then use the model",
     )
-    parser.add_argument(
-        "--tls-cert", type=Path, metavar="FILE", help="serve HTTPS, with this certificate (PEM)"
+    address.add_argument(
+        "--tls-cert",
+        type=Path,
+        metavar="FILE",
+        help="serve HTTPS, with this PEM certificate (default: HTTP)",
     )
-    parser.add_argument(
+    address.add_argument(
         "--tls-key",
         type=Path,
         metavar="FILE",
         help="its private key (default: in the file of the certificate)",
     )
-    parser.add_argument(
+    add_front_door_options(parser)
+    add_engine_options(parser, topology="processes")
+    add_telemetry_options(parser.add_argument_group("traces"))
+    _add_ends(parser.add_argument_group("when something goes wrong"))
+    add_backend_option(parser)
+    explain(
+        parser,
+        "vidette serve",
+        "vidette serve --model path/to/model.gguf --port 8080 --max-running 16",
+        "VIDETTE_API_KEY=... vidette serve --host 0.0.0.0",
+        note="Exit status: 0 after SIGINT or SIGTERM, 1 when the engine breaks for good, 2 for bad usage.",
+    )
+
+
+def _add_ends(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
         "--drain-seconds",
         type=seconds,
         default=5.0,
-        metavar="S",
+        metavar="SECONDS",
         help="how long running requests may go on after a signal (default: 5)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--stop-timeout",
         type=seconds,
-        metavar="S",
+        metavar="SECONDS",
         help="how long the processes may take to end after that, before they are killed (default: 5)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--supervision",
         choices=("restart", "fail"),
         default="restart",
         help="what happens when a process dies: both are started again and requests go on, or the service "
         "ends (default: restart)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--watchdog",
         choices=("restart", "report"),
         default="restart",
         help="what happens when a process hangs: both are killed, and --supervision decides what then, or "
         "only the log tells of it (default: restart)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--hang-timeout",
         type=float,
-        metavar="S",
+        metavar="SECONDS",
         help="how long that takes, at least 4; ten times as long while they compute or wait for a device "
         "(default: 30)",
     )
-    add_front_door_options(parser)
-    add_telemetry_options(parser)
-    add_backend_option(parser)
-    add_engine_options(parser, topology="processes")
 
 
 def serve(options: argparse.Namespace) -> int:

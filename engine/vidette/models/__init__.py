@@ -4,7 +4,7 @@ The map of the package, from the outside in:
 
 * `interface`: what the engine asks of a model (`StepPlan`, `StepResult`, `Model`, `Tokenizer`, `TokenTable`,
   `ModelInfo`).
-* `store`, `download`: where model files are and how they get there.
+* `store`, `download`: where model files are and how they get there; `hub`, `hub_download`: those of a hub.
 * `load`: one function per process and purpose, which imports no more than that purpose needs.
 * `tensors`, `quants`: tensors as files hold them, and their dequantisation.
 * `gguf`; `safetensors`, `json_object`: the readers of GGUF files, and of what a Hugging Face folder holds.
@@ -22,6 +22,11 @@ Importing this package imports neither torch nor tokenizers nor jinja2.
 """
 
 from vidette.models.download import pull as pull
+from vidette.models.hub import HubName as HubName
+from vidette.models.hub import parse_hub_name as parse_hub_name
+from vidette.models.hub import pulled_models as pulled_models
+from vidette.models.hub_download import Pulled as Pulled
+from vidette.models.hub_download import pull_from_hub as pull_from_hub
 from vidette.models.interface import BLOCK_SIZE as BLOCK_SIZE
 from vidette.models.interface import Model as Model
 from vidette.models.interface import ModelInfo as ModelInfo
