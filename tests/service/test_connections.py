@@ -113,7 +113,7 @@ async def test_a_target_may_be_a_whole_url(address: tuple[str, int]) -> None:
     for target, status in (
         (b"http://x/health", b"200"),
         (b"HTTP://x:80/health?a=b", b"200"),
-        (b"http://x/", b"404"),
+        (b"http://x/", b"200"),
     ):
         answer = await talk(address, b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % target)
         assert answer.startswith(b"HTTP/1.1 " + status), target

@@ -70,7 +70,7 @@ def add_front_door_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--unread-seconds",
         type=float,
-        metavar="S",
+        metavar="SECONDS",
         help="how long a client may read nothing of what waits for it, before it is cut off (default: 300)",
     )
     group.add_argument(
