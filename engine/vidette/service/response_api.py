@@ -142,7 +142,8 @@ class Responses:
                     taken = True
                     task_status.started()
                     async for delta in stream:
-                        if delta.finish_reason is None:
+                        # One that was on its way comes also after the cancellation.
+                        if delta.finish_reason is None and not scope.cancel_called:
                             self._store.change(begun)
                     reason = stream.completion().finish_reason
                 if not scope.cancel_called:
