@@ -15,9 +15,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 from xml.etree import ElementTree
 
@@ -27,17 +28,20 @@ from vidette.models import resolve
 from vidette.models.load import load_tokenizer
 from vidette.models.tokenizer import BPETokenizer
 
-CLIENTS = (
-    "openai",
-    "anthropic",
-    "litellm",
-    "langchain-openai",
-    "llm",
-    "schemathesis",
-    "lm-eval",
-    "guidellm",
-    "aiperf",
+CLIENTS: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "openai": (),
+        "anthropic": (),
+        "litellm": (),
+        "langchain-openai": (),
+        "llm": (),
+        "schemathesis": ("--kv-tokens", "64"),
+        "lm-eval": (),
+        "guidellm": (),
+        "aiperf": (),
+    }
 )
+"""Each with options of its server."""
 MODEL = "smollm2-135m-instruct"
 HERE = Path(__file__).parent
 BUILD = Path("build/clients")
@@ -79,8 +83,8 @@ def main() -> int:
     """Run the checks of the clients that are named, or of all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("clients", nargs="*", metavar="NAME", help=f"of {', '.join(CLIENTS)} (default: all)")
-    named = parser.parse_args().clients or CLIENTS
-    if unknown := set(named) - set(CLIENTS):
+    named = parser.parse_args().clients or [*CLIENTS]
+    if unknown := {*named} - {*CLIENTS}:
         parser.error(f"there is no client {sorted(unknown)[0]!r} among them")
     tokenizer = write_tokenizer(BUILD.resolve() / "tokenizer")
     results = []
@@ -146,7 +150,7 @@ def run(client: str, python: Path, tokenizer: Path) -> Result:
     command += [f"--confcutdir={HERE}", f"--junit-xml={report}", f"--basetemp={scratch / 'tmp'}"]
     command += [HERE / f"check_{client.replace('-', '_')}.py"]
     began = time.monotonic()
-    with served(scratch / "server.log") as url:
+    with served(scratch / "server.log", *CLIENTS[client]) as url:
         variables = {
             **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
             "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
@@ -191,9 +195,9 @@ def read_report(report: Path) -> list[Check]:
 
 
 @contextmanager
-def served(log: Path) -> Generator[str]:
+def served(log: Path, *options: str) -> Generator[str]:
     """Run `vidette serve` while the block runs; yields its address."""
-    command = [sys.executable, "-m", "vidette.cli", "serve", "--port", "0", "--model", MODEL]
+    command = [sys.executable, "-m", "vidette.cli", "serve", "--port", "0", "--model", MODEL, *options]
     with log.open("wb") as stderr, subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr) as server:
         try:
             end = time.monotonic() + READY_SECONDS

@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
 
 from vidette.api import Engine
 from vidette.service.anthropic import ANTHROPIC, Anthropic
@@ -113,8 +113,10 @@ def _answer_no_route(request: Request, error: Exception) -> Response:
     """Answer what the router refuses in the shape of all other errors."""
     assert isinstance(error, HTTPException)
     method, path = request.method, request.url.path[:80]
+    headers = error.headers
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "")
+        allowed = _methods_of(request)
+        headers = {"Allow": allowed}
         message, code = f"{path} does not take {method}; it takes {allowed}", "method_not_allowed"
     else:
         message, code = f"there is nothing at {path}", "not_found"
@@ -122,6 +124,12 @@ def _answer_no_route(request: Request, error: Exception) -> Response:
     return Response(
         msgspec.json.encode(body),
         status_code=error.status_code,
-        headers=error.headers,
+        headers=headers,
         media_type="application/json",
     )
+
+
+def _methods_of(request: Request) -> str:
+    """Return the methods that a path takes; the router names those of its first route alone."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in routes for method in route.methods}))
