@@ -34,7 +34,7 @@ test-long: $(VENV)/.installed-dev  ## run the tests that take too long for every
 	$(BIN)/vidette pull smollm2-135m-instruct
 	$(BIN)/python -m pytest -m long
 
-test-clients: $(VENV)/.installed  ## let clients that others wrote use a real server, all or CLIENTS="openai llm"
+test-clients: $(VENV)/.installed-dev  ## let clients that others wrote use a real server, all or CLIENTS="openai llm"
 	$(BIN)/vidette pull smollm2-135m-instruct
 	$(BIN)/python tests/clients/run.py $(CLIENTS)
 

@@ -48,7 +48,7 @@ BUILD = Path("build/clients")
 READY_LINE = re.compile(r"^vidette serves \S+ on (http://\S+)$", re.MULTILINE)
 READY_SECONDS = 120.0
 STOP_SECONDS = 30.0
-CHECK_SECONDS = 600.0
+CHECK_SECONDS = 900.0
 """How long all checks of a client may take."""
 
 
