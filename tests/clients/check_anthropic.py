@@ -61,7 +61,11 @@ def check_messages_in_pieces(client: anthropic.Anthropic, model: str, native: An
 
 
 def check_parts_and_turns(client: anthropic.Anthropic, model: str, native: Any) -> None:
-    turns = [*CHAT, {"role": "assistant", "content": "Red, green, blue."}, {"role": "user", "content": "More?"}]
+    turns = [
+        *CHAT,
+        {"role": "assistant", "content": "Red, green, blue."},
+        {"role": "user", "content": "More?"},
+    ]
     said = native.say(turns, 16)
     parts: list[Any] = [
         {"role": turn["role"], "content": [{"type": "text", "text": turn["content"]}]} for turn in turns
@@ -85,7 +89,7 @@ def check_models(client: anthropic.Anthropic, model: str) -> None:
 def check_errors(client: anthropic.Anthropic, model: str) -> None:
     with pytest.raises(anthropic.NotFoundError, match="there is no model 'claude'") as missing:
         client.messages.create(model="claude", messages=CHAT, max_tokens=4)
-    assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    assert missing.value.body["error"]["type"] == "not_found_error"
     tool: Any = {"name": "colour", "input_schema": {"type": "object"}}
     with pytest.raises(anthropic.BadRequestError, match="tools"):
         client.messages.create(model=model, messages=CHAT, max_tokens=4, tools=[tool])
@@ -108,7 +112,9 @@ def check_async_messages(url: str, model: str, native: Any) -> None:
             assert whole.content[0].text == said.text
             async with client.messages.stream(**asked) as stream:
                 assert "".join([piece async for piece in stream.text_stream]) == said.text
-            left = asyncio.create_task(client.messages.create(**{**asked, "messages": LONG, "max_tokens": 4000}))
+            left = asyncio.create_task(
+                client.messages.create(**{**asked, "messages": LONG, "max_tokens": 4000})
+            )
             await asyncio.to_thread(native.wait_running)
             left.cancel()
             await asyncio.to_thread(native.wait_idle)

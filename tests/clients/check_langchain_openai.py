@@ -10,7 +10,6 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 
 QUESTION = "Name three colours, and say what each is the colour of."
@@ -87,7 +86,6 @@ def check_a_completion_model(to: Any, native: Any) -> None:
 def check_tools_are_refused(to: Any) -> None:
     """They are not supported yet, and are not silently left out either."""
 
-    @tool
     def colour(name: str) -> str:
         """Look up a colour."""
         return name
@@ -103,8 +101,10 @@ def check_async_streams_of_which_one_is_left(to: Any, native: Any) -> None:
         left = ChatOpenAI(**to, max_tokens=4000).astream(LONG)
         await anext(left)
         await asyncio.to_thread(native.wait_running)
-        text = "".join([str(piece.content) async for piece in ChatOpenAI(**to, max_tokens=24).astream(QUESTION)])
-        await left.aclose()  # type: ignore[attr-defined]
+        text = "".join(
+            [str(piece.content) async for piece in ChatOpenAI(**to, max_tokens=24).astream(QUESTION)]
+        )
+        await left.aclose()
         await asyncio.to_thread(native.wait_idle)
         return text
 

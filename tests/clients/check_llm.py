@@ -79,7 +79,17 @@ def check_the_library(native: Any) -> None:
 
 
 def check_a_command_that_is_interrupted(native: Any) -> None:
-    command = [sys.executable, "-m", "llm", "-m", "here", "-o", "max_tokens", "4000", "Tell a very long story."]
+    command = [
+        sys.executable,
+        "-m",
+        "llm",
+        "-m",
+        "here",
+        "-o",
+        "max_tokens",
+        "4000",
+        "Tell a very long story.",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         assert process.stdout.read(1)

@@ -146,7 +146,9 @@ def check_a_stream_that_is_closed(client: openai.OpenAI, model: str, native: Any
 
 
 def check_async_chats_at_once(url: str, model: str, native: Any) -> None:
-    prompts = [[{"role": "user", "content": f"Write a line about the number {number}."}] for number in range(8)]
+    prompts = [
+        [{"role": "user", "content": f"Write a line about the number {number}."}] for number in range(8)
+    ]
     said = [native.say(prompt, 24) for prompt in prompts]
 
     async def chat(client: openai.AsyncOpenAI, prompt: Any) -> str:

@@ -31,7 +31,9 @@ def run(url: str, tmp_path: Path) -> Any:
     command += ["--seed=1", "--max-examples=10", "--request-timeout=60", "--continue-on-failure"]
 
     def run(*arguments: str) -> None:
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False)
+        done = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         made = re.search(r"(\d+) generated", done.stdout)
         assert made is not None

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import msgspec
 
@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("clients", nargs="*", metavar="NAME", help=f"of {', '.join(CLIENTS)} (default: all)")
     named = parser.parse_args().clients or [*CLIENTS]
     if unknown := {*named} - {*CLIENTS}:
-        parser.error(f"there is no client {sorted(unknown)[0]!r} among them")
+        parser.error(f"there is no client {min(unknown)!r} among them")
     tokenizer = write_tokenizer(BUILD.resolve() / "tokenizer")
     results = []
     for client in named:
@@ -118,8 +118,8 @@ def environment(client: str) -> Path:
     if not stamp.exists() or stamp.read_text() != wanted.read_text():
         print(f"--- installing {client} into {folder}", flush=True)
         subprocess.check_call([sys.executable, "-m", "venv", "--clear", folder])
-        install = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet", "install"]
-        subprocess.check_call([*install, "--requirement", wanted])
+        quietly = ["--disable-pip-version-check", "--no-input", "--quiet"]
+        subprocess.check_call([python, "-m", "pip", *quietly, "install", "--requirement", wanted])
         shutil.copyfile(wanted, stamp)
     return python
 
@@ -146,7 +146,7 @@ def run(client: str, python: Path, tokenizer: Path) -> Result:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     report = scratch / "report.xml"
-    command = [python, "-m", "pytest", "-q", "-c", HERE / "pytest.ini", f"--rootdir={HERE}"]
+    command: list[str | Path] = [python, "-m", "pytest", "-q", "-c", HERE / "pytest.ini", f"--rootdir={HERE}"]
     command += [f"--confcutdir={HERE}", f"--junit-xml={report}", f"--basetemp={scratch / 'tmp'}"]
     command += [HERE / f"check_{client.replace('-', '_')}.py"]
     began = time.monotonic()
@@ -181,7 +181,7 @@ def run(client: str, python: Path, tokenizer: Path) -> Result:
 def read_report(report: Path) -> list[Check]:
     """Return what pytest reports; an error beside a check makes it a failed one."""
     checks = {}
-    for case in ElementTree.parse(report).iter("testcase"):
+    for case in ET.parse(report).iter("testcase"):
         name = case.get("name", "").removeprefix("check_").replace("_", " ")
         outcome = "passed"
         for inside in case:
@@ -198,7 +198,10 @@ def read_report(report: Path) -> list[Check]:
 def served(log: Path, *options: str) -> Generator[str]:
     """Run `vidette serve` while the block runs; yields its address."""
     command = [sys.executable, "-m", "vidette.cli", "serve", "--port", "0", "--model", MODEL, *options]
-    with log.open("wb") as stderr, subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr) as server:
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr) as server,
+    ):
         try:
             end = time.monotonic() + READY_SECONDS
             while (ready := READY_LINE.search(log.read_text())) is None:
