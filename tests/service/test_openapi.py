@@ -19,7 +19,7 @@ from vidette.service.fields import Fields
 from vidette.service.keys import OPEN
 from vidette.service.openapi import Document, document_of, served_of
 from vidette.service.openapi_schema import REFS, Form, Many
-from vidette.service.openapi_table import OPERATIONS, AnthropicError
+from vidette.service.openapi_table import OPERATIONS, QUERY, AnthropicError
 from vidette.service.response_shape import Response
 from vidette.service.site import FILES
 
@@ -167,6 +167,20 @@ async def test_values_that_it_says_are_fine_are(app: Starlette, document: dict[s
         assert answer.status == (501 if "501" in told["description"] else 400), name
 
 
+def test_of_a_query_it_says_what_is_fine(document: dict[str, Any]) -> None:
+    told = {
+        (path, each["name"]): each["schema"]
+        for path, _, operation in operations_of(document)
+        for each in operation.get("parameters", [])
+        if each["in"] == "query"
+    }
+    assert told["/v1/responses/{id}", "stream"] == {"enum": ["false"]}
+    assert told["/v1/loads", "format"] == {"enum": ["json"]}
+    assert told["/v1/loads", "dp_rank"] == {"type": "integer", "minimum": 0}
+    assert told["/flush_cache", "timeout"]["type"] == "number"
+    assert {name for _, name in told} == {*QUERY}
+
+
 def test_answers_in_events_are_told_of_where_they_can_be_asked_for(document: dict[str, Any]) -> None:
     streams = {
         path
@@ -181,6 +195,9 @@ def test_answers_in_events_are_told_of_where_they_can_be_asked_for(document: dic
         "/v1/messages",
         "/v1/activity",
     }
+    for path in streams:
+        content = document["paths"][path]["post"]["responses"]["200"]["content"]
+        assert "type" not in content["text/event-stream"]["schema"]
 
 
 def test_what_is_not_served_yet_has_no_answer(document: dict[str, Any]) -> None:

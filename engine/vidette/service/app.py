@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
 
 from vidette.api import Engine
 from vidette.service.activity import ActivityFeed
@@ -134,7 +134,13 @@ def _answer_no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        headers = dict(error.headers or {})
-        message = f"{path[:80]} does not take {request.method}; it takes {headers.get('Allow', '')}"
-        return refusal(WrongMethod(message, code="method_not_allowed"), path, headers)
+        allowed = _methods_of(request)
+        message = f"{path[:80]} does not take {request.method}; it takes {allowed}"
+        return refusal(WrongMethod(message, code="method_not_allowed"), path, {"Allow": allowed})
     return refusal(NothingThere(f"there is nothing at {path[:80]}", code="not_found"), path)
+
+
+def _methods_of(request: Request) -> str:
+    """Return the methods that a path takes; the router names those of its first route alone."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in routes for method in route.methods}))

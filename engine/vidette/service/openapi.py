@@ -20,7 +20,7 @@ from vidette.service.errors import ErrorBody
 from vidette.service.keys import OPEN, AdminOnly, Keys
 from vidette.service.later import Later
 from vidette.service.openapi_schema import Schema, Schemas
-from vidette.service.openapi_table import OPERATIONS, AnthropicError, Operation
+from vidette.service.openapi_table import OPERATIONS, QUERY, AnthropicError, Operation
 from vidette.service.responses import Answer, Endpoint, Exchange
 
 EVENTS: Final = "text/event-stream"
@@ -142,7 +142,8 @@ def _responses(each: Served, schemas: Schemas, *, needs_key: bool) -> Schema:
     if operation.answer is not None:
         content: Schema = {operation.content_type: {"schema": schemas.of(operation.answer)}}
         if _streams(operation):
-            content[EVENTS] = {"schema": {"type": "string", "description": "With `stream`: events of JSON."}}
+            # Of no type: to some readers the whole body is an instance of it, to others each event.
+            content[EVENTS] = {"schema": {"description": "With `stream`: events of JSON."}}
         responses["200"] = {"description": "The answer.", "content": content}
     if needs_key:
         responses["401"] = _json("There is no key, or a wrong one.", schemas.of(error))
@@ -165,7 +166,8 @@ def _streams(operation: Operation) -> bool:
 
 
 def _parameter(name: str, where: str) -> Schema:
-    return {"name": name, "in": where, "required": where == "path", "schema": {"type": "string"}}
+    schema = QUERY.get(name) if where == "query" else None
+    return {"name": name, "in": where, "required": where == "path", "schema": schema or {"type": "string"}}
 
 
 def _json(description: str, schema: Schema) -> Schema:

@@ -28,11 +28,11 @@ from vidette.service.control import Control
 from vidette.service.errors import ErrorBody
 from vidette.service.fields import Fields
 from vidette.service.health import HealthBody, HealthChecks, UnhealthyBody
-from vidette.service.info import LOADS_QUERY, PROMETHEUS, Info, ServerInfo
+from vidette.service.info import LOADS_QUERY, PROMETHEUS, SECTIONS, Info, ServerInfo
 from vidette.service.later import Later
 from vidette.service.native import Native, Output
 from vidette.service.openai import ChatCompletion, ModelCard, ModelList, OpenAI
-from vidette.service.openapi_schema import Form, Many, Shape
+from vidette.service.openapi_schema import Form, Many, Schema, Shape
 from vidette.service.response_api import QUERY as RETRIEVAL
 from vidette.service.response_api import Responses
 from vidette.service.response_shape import Deleted, Response
@@ -103,6 +103,19 @@ _GENERATE: Final = Form(native.fields_up_to(1), _inner(sampling_params=(_SAMPLIN
 _TOKENIZE: Final = Form(tokens.TOKENIZE, _inner(prompt=(str, list[str]), messages=(Many(_CHAT_MESSAGE),)))
 _DETOKENIZE: Final = Form(tokens.DETOKENIZE, _inner(tokens=(list[int], list[list[int]])))
 _HEALTH: Final = Operation(HealthBody, unavailable=(UnhealthyBody, ErrorBody))
+
+_SECTION: Final = f"({'|'.join(SECTIONS)})"
+QUERY: Final[Mapping[str, Schema]] = MappingProxyType(
+    {
+        "dp_rank": {"type": "integer", "minimum": 0},
+        "format": {"enum": ["json"]},
+        "include": {"type": "string", "pattern": f"^{_SECTION}(,{_SECTION})*$"},
+        "include_obfuscation": {"enum": ["false"]},
+        "stream": {"enum": ["false"]},
+        "timeout": {"type": "number", "minimum": 0},
+    }
+)
+"""What a field of a query may be, where not any text will do."""
 
 OPERATIONS: Final[Mapping[Callable[..., Any], Operation]] = MappingProxyType(
     {

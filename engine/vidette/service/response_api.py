@@ -145,7 +145,8 @@ class Responses:
                     task_status.started()
                     with kept.billing([stream]):
                         async for delta in stream:
-                            if delta.finish_reason is None:
+                            # One that was on its way comes also after the cancellation.
+                            if delta.finish_reason is None and not scope.cancel_called:
                                 self._store.change(begun)
                     reason = stream.completion().finish_reason
                 if not scope.cancel_called:

@@ -371,7 +371,7 @@ async def test_a_name_is_made_for_whoever_has_none() -> None:
         (ask("  "), "text has no tokens"),
         (ask([]), "input_ids is empty"),
         (ask([1, 128]), r"input_ids\[1\] is 128; token ids of this model are 0 to 127"),
-        (ask("x" * 100), "the prompt has at least 100 tokens; at most 99 fit"),
+        (ask("x" * 100), "the prompt is too long: it has at least 100 tokens; at most 99 fit"),
         (ask([1] * 90, max_new_tokens=11), "ask for at most 10"),
         (ask(temperature=-1.0), "temperature is -1.0"),
     ],
