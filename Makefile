@@ -16,7 +16,7 @@ INSTALL := $(PIP) install --constraint constraints.txt --build-constraint constr
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-long lint format fuzz bench reference constraints clean
+.PHONY: help demo test test-long test-clients lint format fuzz bench reference picture constraints clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## */  make \1	/p' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +33,10 @@ test: $(VENV)/.installed-dev  ## set everything up and run the tests
 test-long: $(VENV)/.installed-dev  ## run the tests that take too long for every push
 	$(BIN)/vidette pull smollm2-135m-instruct
 	$(BIN)/python -m pytest -m long
+
+test-clients: $(VENV)/.installed-dev  ## let clients that others wrote use a real server, all or CLIENTS="openai llm"
+	$(BIN)/vidette pull smollm2-135m-instruct
+	$(BIN)/python tests/clients/run.py $(CLIENTS)
 
 # --- for developers ----------------------------------------------------------------
 
@@ -58,6 +62,9 @@ bench: $(VENV)/.installed  ## measure the codec and the hand-over against pickle
 
 reference: $(VENV)/.installed  ## draw the generated parts of docs/reference anew
 	$(BIN)/python docs/make_reference.py
+
+picture: $(VENV)/.installed-dev  ## take the picture of the page in docs/images anew
+	VIDETTE_PICTURE=docs/images/page.png $(BIN)/python -m pytest tests/service/page/test_browser.py -k picture
 
 # Torch stays: of that, only the release that was tested will do.
 constraints:  ## pin everything but torch anew, at its latest release

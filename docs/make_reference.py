@@ -6,7 +6,8 @@ pages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from argparse import Action, ArgumentParser
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,8 @@ import msgspec
 from msgspec import NODEFAULT, Struct, inspect
 
 from vidette import metrics as engine_metrics
+from vidette.cli._parser import commands_of, metavar_of, name_of, options_of
+from vidette.cli.main import make_parser
 from vidette_fuzz import tables
 from vidette_fuzz.samples import LINKS, SAMPLES
 from vidette_protocol.codec import Codec
@@ -46,6 +49,8 @@ DOCS = Path(__file__).parent
 State = TypeVar("State", bound=Enum)
 Event = TypeVar("Event", bound=Enum)
 
+HELP: Final = frozenset({"--help", "--help-all"})
+"""Options that every command has, and which no page needs."""
 EXAMPLES: Final = ("abort", "request", "tokens-one-each")
 """Samples whose bytes are shown."""
 
@@ -253,10 +258,42 @@ def metrics() -> dict[str, str]:
     return {"metrics": table(["name", "kind", "what", "the same there"], rows)}
 
 
+# --- commands -----------------------------------------------------------------------
+
+
+def cli() -> dict[str, str]:
+    """Return the parts of the page on commands."""
+    return {"commands": "\n\n".join(describe_commands(make_parser()))}
+
+
+def describe_commands(parser: ArgumentParser) -> Iterator[str]:
+    """Yield a section for each command that has none below it, and what is said of the others."""
+    for _, text, command in commands_of(parser):
+        level = "#" * len(command.prog.split())
+        yield f"{level} {command.prog}\n\n{text[:1].upper()}{text[1:]}."
+        options = [action for _, action in options_of(command) if not HELP & {*action.option_strings}]
+        rows = [[f"`{spelled(action)}`", escaped(action.help or "")] for action in options]
+        if rows:
+            yield table(["option", "what"], rows)
+        yield from describe_commands(command)
+
+
+def spelled(action: Action) -> str:
+    """Return how an option or an argument is written."""
+    words = [name_of(action), metavar_of(action)] if action.option_strings else [metavar_of(action)]
+    return escaped(" ".join(words).strip())
+
+
+def escaped(text: str) -> str:
+    """Return a text in one line of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("*", "\\*")
+
+
 # --- pages --------------------------------------------------------------------------
 
 PAGES: Final[Mapping[str, Callable[[], dict[str, str]]]] = MappingProxyType(
     {
+        "reference/cli.md": cli,
         "reference/lifecycle.md": lifecycle,
         "design.md": design,
         "protocol.md": protocol,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Read by huggingface_hub when it is imported: otherwise it asks the real hub for things of no use here.
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
 # How long an example takes says how busy the machine is. What is not given is inherited from the profile in
 # use, which in CI is a deterministic one.

@@ -20,8 +20,11 @@ General layout:
 - `_arguments`   what callers give, checked
 - `_statistics`  a picture of an engine
 - `_picture`     how it is gathered
+- `_activity`    what an engine is doing, request by request
+- `_loop`        the event loop in a thread that `sync` calls
 - `_operations`  what whoever runs an engine does with it
-- `_operations`  what whoever runs an engine does with it
+- `_opening`     what opening one takes: its front, and what that has to know
+- `_tracing`     spans of requests, for OpenTelemetry
 - `_health`      how an engine is, and what is done about one that hangs
 - `_supervisor`  what becomes of an engine when a process of it dies
 - `_child`       the main module of a child process
@@ -33,6 +36,8 @@ General layout:
 What travels between these parts, and the life of a request, is `vidette_protocol`.
 """
 
+from vidette._activity import Activity as Activity
+from vidette._activity import ProcessActivity as ProcessActivity
 from vidette._custom import Handlers as Handlers
 from vidette._health import Health as Health
 from vidette._statistics import Ledgers as Ledgers
@@ -57,6 +62,7 @@ from vidette.errors import RequestReplaced as RequestReplaced
 from vidette.errors import UsageError as UsageError
 from vidette.front.calls import GcReport as GcReport
 from vidette.front.kv_events import KVEventStream as KVEventStream
+from vidette.front.living import LiveRequest as LiveRequest
 from vidette.front.logprobs import LogprobsAsked as LogprobsAsked
 from vidette.front.logprobs import TokenLogprob as TokenLogprob
 from vidette.front.stream import Completion as Completion

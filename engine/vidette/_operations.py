@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from vidette._activity import MOST_LISTED, Activity, activity_of
 from vidette._supervisor import Supervisor
 from vidette.config import EngineConfig
+from vidette.errors import UsageError
 from vidette.front.manager import TokenizerManager
 from vidette_protocol.messages import (
     ContinueGenerationReqInput,
@@ -29,6 +31,22 @@ class Operations:
     def config(self) -> EngineConfig:
         """What the engine was made with."""
         return self._supervisor.config
+
+    def activity(self, most: int = MOST_LISTED) -> Activity:
+        """Return what the engine is doing: what lives, its processes, and its statistics.
+
+        It is gathered when it is asked for, and costs nothing else. Prompts and output are not in it; the
+        names of requests are, which others may have chosen.
+
+        Args:
+            most: how many requests are listed, those that have lived longest.
+
+        Raises:
+            UsageError: that is below 0.
+        """
+        if most < 0:
+            raise UsageError(f"most is {most}; it must be 0 or more", param="most")
+        return activity_of(self._manager, self._supervisor, most)
 
     def abort(self, rid: str, why: str | None = None) -> int:
         """End the request of a rid at once, whoever reads it, or all answers of a group that was given it.

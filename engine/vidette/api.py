@@ -14,6 +14,7 @@ import sniffio
 from vidette._arguments import check_deadline, probe_request, to_config, to_request
 from vidette._custom import Custom, Handlers, check_custom
 from vidette._groups import Body, bare
+from vidette._opening import check_tracer, load, traced
 from vidette._operations import Operations
 from vidette._picture import picture_of
 from vidette._ring import import_roles, start_inline, start_processes
@@ -29,7 +30,7 @@ from vidette.front.manager import TokenizerManager
 from vidette.front.offload import ThreadOffload
 from vidette.front.sessions import close_session, open_session
 from vidette.front.stream import Group, Stream
-from vidette.models import ModelInfo, TokenTable, load_token_table, load_tokenizer, read_info, resolve
+from vidette.models import ModelInfo, TokenTable, resolve
 from vidette_protocol.codec import Codec
 from vidette_protocol.messages import (
     ControlOutput,
@@ -40,6 +41,8 @@ from vidette_protocol.messages import (
 )
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
     from vidette.metrics import Metrics
 
 TOKENISING_THREADS = 2
@@ -53,8 +56,17 @@ UNSUPPORTED_SAMPLING: Final = support.SAMPLING_REFUSED
 class Engine(Operations):
     """A running engine; made by `open_engine()`."""
 
-    def __init__(self, manager: TokenizerManager, supervisor: Supervisor, table: TokenTable) -> None:
+    def __init__(
+        self,
+        manager: TokenizerManager,
+        supervisor: Supervisor,
+        table: TokenTable,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.tracer = tracer
+        """What makes a span for each request; None: nothing does."""
         self._manager = manager
+        self._requests = traced(manager, tracer)
         self._supervisor = supervisor
         self._metrics: Metrics | None = None
         self._table = table
@@ -115,7 +127,7 @@ class Engine(Operations):
         check_deadline(deadline_s)
         request = to_request(prompt, sampling_params, rid)
         replace = on_duplicate == "replace"
-        return self._manager.generate(request, replace=replace, deadline_s=deadline_s)
+        return self._requests.generate(request, replace=replace, deadline_s=deadline_s)
 
     def generate_group(
         self, request: GenerateReqInput, *, deadline_s: float | None = None
@@ -139,7 +151,7 @@ class Engine(Operations):
             UsageError, DuplicateRequest, Overloaded, EngineBroken, EngineClosed: as `generate`.
         """
         check_deadline(deadline_s)
-        return self._manager.generate_group(request, deadline_s=deadline_s)
+        return self._requests.generate_group(request, deadline_s=deadline_s)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for; those of several tokens may make up one character.
@@ -422,6 +434,7 @@ async def open_engine(
     codec: Codec | None = None,
     handlers: Handlers | None = None,
     child: str | None = None,
+    tracer: Tracer | None = None,
     **options: Any,
 ) -> AsyncGenerator[Engine]:
     """Open an engine; leaving the block ends all that it started.
@@ -433,6 +446,8 @@ async def open_engine(
         handlers: who answers them in the scheduler; for the topology "inline".
         child: main module of the processes, which has the same codec, and the handlers; for the topology
             "processes". See `vidette.child`.
+        tracer: of OpenTelemetry; makes a span for each request, whose parent is the span that is current
+            where `generate` is entered.
         options: the other fields of EngineConfig, such as topology="processes".
 
     Raises:
@@ -444,6 +459,7 @@ async def open_engine(
     """
     config = to_config(model, options)
     custom = check_custom(Custom(codec, handlers, child), config.topology)
+    check_tracer(tracer)
     source = resolve(config.model)
     body = Body()
     supervisor: Supervisor | None = None
@@ -457,12 +473,10 @@ async def open_engine(
                     try:
                         tasks = await own.wait_tasks()
                         offload = ThreadOffload(tasks, TOKENISING_THREADS)
-                        info = await offload(partial(read_info, source))
-                        tokenizer = await offload(partial(load_tokenizer, source))
-                        table = await offload(partial(load_token_table, source))
+                        loaded = await load(source, offload)
                         if config.topology == "inline":
                             await offload(import_roles)
-                            start = partial(start_inline, config, table, custom=custom)
+                            start = partial(start_inline, config, loaded.table, custom=custom)
                         else:
                             backend = sniffio.current_async_library()
                             start = partial(start_processes, config, backend=backend, custom=custom)
@@ -470,21 +484,10 @@ async def open_engine(
                         manager: TokenizerManager | None = None
                         try:
                             ready = await supervisor.open()
-                            manager = TokenizerManager(
-                                supervisor.ring.scheduler,
-                                supervisor.ring.detokenizers,
-                                tokenizer=tokenizer,
-                                info=info,
-                                ready=ready,
-                                offload=offload,
-                                max_requests=config.max_requests,
-                                max_queued_tokens=config.max_queued_tokens,
-                                tokenise_timeout=config.tokenise_timeout,
-                                front_id=config.front_id,
-                                kv_events=config.kv_events,
-                            )
+                            ring = supervisor.ring
+                            manager = loaded.front(config, ring, ready=ready, offload=offload)
                             supervisor.serve(manager)
-                            yield Engine(manager, supervisor, table)
+                            yield Engine(manager, supervisor, loaded.table, tracer)
                         finally:
                             if manager is not None:
                                 manager.shutdown()

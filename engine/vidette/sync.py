@@ -13,21 +13,19 @@ with vidette.sync.open_engine() as engine:
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, Self, TypeVar
-
-import anyio
-from anyio.from_thread import BlockingPortal
+from typing import Any, Literal, Self
 
 from vidette import api
+from vidette._activity import MOST_LISTED, Activity
+from vidette._loop import Loop, open_portal
+from vidette._operations import PauseMode
 from vidette._statistics import Statistics
 from vidette.config import EngineConfig
 from vidette.detokenizer.incremental import IncrementalText
-from vidette.errors import EngineBroken, EngineClosed
+from vidette.errors import EngineBroken
 from vidette.front.calls import GcReport
 from vidette.front.kv_events import KVEventStream as AsyncKVEventStream
 from vidette.front.logprobs import LogprobsAsked, TokenLogprob
@@ -46,13 +44,11 @@ from vidette_protocol.messages import (
     SpeculativeMetrics,
 )
 
-T = TypeVar("T")
-
 
 class Stream:
     """The output of one request, as it comes; see `vidette.Stream`."""
 
-    def __init__(self, stream: AsyncStream, loop: _Loop) -> None:
+    def __init__(self, stream: AsyncStream, loop: Loop) -> None:
         self._stream = stream
         self._loop = loop
 
@@ -151,7 +147,7 @@ class Stream:
 class Group:
     """The answers to a request for several, each a stream of its own; see `vidette.Group`."""
 
-    def __init__(self, group: AsyncGroup, loop: _Loop) -> None:
+    def __init__(self, group: AsyncGroup, loop: Loop) -> None:
         self._group = group
         self._loop = loop
         self.streams = tuple(Stream(stream, loop) for stream in group.streams)
@@ -178,7 +174,7 @@ class Group:
 class KVEventStream:
     """Changes of the prefix cache, as they come; see `vidette.KVEventStream`."""
 
-    def __init__(self, stream: AsyncKVEventStream, loop: _Loop) -> None:
+    def __init__(self, stream: AsyncKVEventStream, loop: Loop) -> None:
         self._stream = stream
         self._loop = loop
 
@@ -198,7 +194,7 @@ class KVEventStream:
 class Engine:
     """A running engine; made by `open_engine()`. Safe to use from several threads."""
 
-    def __init__(self, engine: api.Engine, loop: _Loop) -> None:
+    def __init__(self, engine: api.Engine, loop: Loop) -> None:
         self._engine = engine
         self._loop = loop
 
@@ -211,6 +207,11 @@ class Engine:
     def max_total_tokens(self) -> int:
         """Most tokens of prompt and output together that one request may have."""
         return self._engine.max_total_tokens
+
+    @property
+    def config(self) -> EngineConfig:
+        """What the engine was made with."""
+        return self._engine.config
 
     @property
     def draining(self) -> bool:
@@ -273,6 +274,13 @@ class Engine:
     async def _statistics(self) -> Statistics:
         return self._engine.statistics()
 
+    def activity(self, most: int = MOST_LISTED) -> Activity:
+        """Return what the engine is doing, request by request. See `vidette.Engine.activity`."""
+        return self._loop.call(self._activity, most)
+
+    async def _activity(self, most: int) -> Activity:
+        return self._engine.activity(most)
+
     def metrics(self) -> str:
         """Return what Prometheus scrapes, in its text format. See `vidette.Engine.metrics`."""
         return self._loop.call(self._metrics)
@@ -302,6 +310,13 @@ class Engine:
         """Let what was left out be collected again. See `vidette.Engine.unfreeze_gc`."""
         return self._loop.call(self._engine.unfreeze_gc)
 
+    def abort(self, rid: str, why: str | None = None) -> int:
+        """End the request of a rid, of whatever thread; return how many. See `vidette.Engine.abort`."""
+        return self._loop.call(self._abort, rid, why)
+
+    async def _abort(self, rid: str, why: str | None) -> int:
+        return self._engine.abort(rid, why)
+
     def abort_all(self, why: str | None = None) -> int:
         """End all requests at once, of all threads; return how many. See `vidette.Engine.abort_all`."""
         return self._loop.call(self._abort_all, why)
@@ -316,6 +331,20 @@ class Engine:
     def control(self, request: ControlReq) -> ControlOutput:
         """Send a control message to the scheduler; return its answer. See `vidette.Engine.control`."""
         return self._loop.call(self._engine.control, request)
+
+    def pause_generation(
+        self, mode: PauseMode = "abort", *, deadline_s: float | None = None
+    ) -> ControlOutput:
+        """Have no step taken until generation goes on. See `vidette.Engine.pause_generation`."""
+        return self._loop.call(partial(self._engine.pause_generation, mode, deadline_s=deadline_s))
+
+    def continue_generation(
+        self, *, empty_cache: bool = True, deadline_s: float | None = None
+    ) -> ControlOutput:
+        """Have steps taken again. See `vidette.Engine.continue_generation`."""
+        return self._loop.call(
+            partial(self._engine.continue_generation, empty_cache=empty_cache, deadline_s=deadline_s)
+        )
 
     def open_session(
         self,
@@ -366,110 +395,14 @@ def open_engine(
         model: a known name, "toy", or the path of a GGUF file; default smollm2-135m-instruct. Or a whole
             configuration.
         backend: the event loop library of the thread that it runs in.
-        options: the other fields of EngineConfig.
+        options: the other fields of EngineConfig, and `tracer`.
 
     Raises:
         UsageError, ModelError, EngineBroken: as `vidette.open_engine`.
     """
     with (
-        _portal(backend) as portal,
+        open_portal(backend) as portal,
         # Opened and closed by one task, as the task group in it demands.
         portal.wrap_async_context_manager(api.open_engine(model, **options)) as engine,
     ):
-        yield Engine(engine, _Loop(portal))
-
-
-@contextmanager
-def _portal(backend: str) -> Iterator[BlockingPortal]:
-    """Run an event loop in a thread while the block runs.
-
-    Like `anyio.from_thread.start_blocking_portal`, which hangs if it is interrupted while the thread starts.
-    Whatever still waits on the loop at the end is cancelled.
-    """
-    opened: Future[BlockingPortal] = Future()
-
-    async def main() -> None:
-        async with BlockingPortal() as portal:
-            if opened.set_running_or_notify_cancel():
-                opened.set_result(portal)
-                await portal.sleep_until_stopped()
-
-    def run() -> None:
-        try:
-            anyio.run(main, backend=backend)
-        except BaseException as error:
-            if opened.done():
-                raise
-            opened.set_exception(error)
-
-    thread = threading.Thread(target=run, name="vidette loop")
-    try:
-        thread.start()
-        yield opened.result()
-    finally:
-        if not opened.cancel() and opened.exception() is None:
-            portal = opened.result()
-            portal.call(portal.stop, True)
-        with suppress(RuntimeError):  # interrupted before it had begun: it will find that nobody waits
-            thread.join()
-
-
-class _Loop:
-    """The event loop of an engine, as seen from other threads."""
-
-    def __init__(self, portal: BlockingPortal) -> None:
-        self._portal = portal
-
-    def call(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Return what a function returns when it runs on the loop; cancel it there if we are interrupted.
-
-        Raises:
-            EngineClosed: the loop has ended, or ends before the function does.
-        """
-        future = self._start(function, *args)
-        try:
-            return self._wait(future)
-        except BaseException:
-            future.cancel()  # no effect if it has ended by itself
-            raise
-
-    def enter(self, manager: AbstractAsyncContextManager[T]) -> T:
-        """Enter a context manager; if we are interrupted meanwhile, it is left again."""
-        gone = threading.Event()
-
-        async def enter() -> T:
-            value = await manager.__aenter__()
-            if gone.is_set():  # too late to be cancelled, and nobody takes the value
-                await manager.__aexit__(None, None, None)
-            return value
-
-        future = self._start(enter)
-        try:
-            return self._wait(future)
-        except BaseException:
-            gone.set()
-            if not future.cancel() and not future.cancelled() and future.exception() is None:
-                self.call(manager.__aexit__, None, None, None)
-            raise
-
-    @contextmanager
-    def inside(self, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
-        """Be inside of a context manager while the block runs."""
-        value = self.enter(manager)
-        try:
-            yield value
-        finally:
-            with suppress(EngineClosed):  # then the request was ended with the engine
-                self.call(manager.__aexit__, None, None, None)
-
-    def _start(self, function: Callable[..., Awaitable[T]], *args: object) -> Future[T]:
-        try:
-            return self._portal.start_task_soon(function, *args)
-        except RuntimeError as error:  # the portal has stopped
-            raise EngineClosed("the engine was closed; open another one") from error
-
-    def _wait(self, future: Future[T]) -> T:
-        try:
-            return future.result()
-        except CancelledError as error:  # by the end of the loop: nobody else cancels it
-            raise EngineClosed("the engine was closed while this call waited") from error
+        yield Engine(engine, Loop(portal))

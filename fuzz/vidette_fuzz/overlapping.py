@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import torch
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_map_only
 
-from vidette.models.interface import Model, StepPlan
+from vidette.models.interface import Model, StepPlan, StepResult
 
 
 class Overlapping:
@@ -27,7 +27,7 @@ class Overlapping:
         self.overlaps = True
         self._model = model
         self._flight: StepPlan | None = None
-        self._logits: torch.Tensor | None = None
+        self._result: StepResult | None = None
 
     def allocate(self, num_blocks: int) -> None:
         """Create the pool."""
@@ -43,25 +43,25 @@ class Overlapping:
         self._refuse("blocks are copied")
         self._model.import_blocks(blocks, payload)
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan) -> StepResult:
         """Launch one step."""
         self._refuse("another batch is launched")
         self._flight = StepPlan(*(array.copy() for array in plan))
-        self._logits = None
-        return _Due.of(self)
+        self._result = None
+        return StepResult(_Due.of(lambda: self.result.logits), _Due.of(lambda: self.result.best))
 
     def finish(self) -> None:
         """Have computed what is in flight."""
         if self._flight is not None:
-            self._logits = self._model.forward(self._flight)
+            self._result = self._model.forward(self._flight)
             self._flight = None
 
     @property
-    def logits(self) -> torch.Tensor:
-        """Those of the last step."""
-        self._refuse("its logits are looked at")
-        assert self._logits is not None, "nothing was launched"
-        return self._logits
+    def result(self) -> StepResult:
+        """What the last step has computed."""
+        self._refuse("its result is looked at")
+        assert self._result is not None, "nothing was launched"
+        return self._result
 
     def _refuse(self, what: str) -> None:
         if self._flight is not None:
@@ -69,14 +69,14 @@ class Overlapping:
 
 
 class _Due(torch.Tensor):
-    """Logits that are there as soon as their model has computed them."""
+    """Numbers that are there as soon as a model has computed them."""
 
-    _model: Overlapping
+    _look: Callable[[], torch.Tensor]
 
     @classmethod
-    def of(cls, model: Overlapping) -> Self:
+    def of(cls, look: Callable[[], torch.Tensor]) -> Self:
         due = torch.empty(0).as_subclass(cls)
-        due._model = model
+        due._look = look
         return due
 
     @classmethod
@@ -85,5 +85,5 @@ class _Due(torch.Tensor):
     ) -> Any:
         if func == torch.Tensor.device.__get__:
             return torch.device("cpu")
-        args, kwargs = tree_map_only(cls, lambda due: due._model.logits, (args, kwargs or {}))
+        args, kwargs = tree_map_only(cls, lambda due: due._look(), (args, kwargs or {}))
         return func(*args, **kwargs)

@@ -251,7 +251,7 @@ def _sized(value: object, path: str, what: str, most: int) -> list[object] | tup
         refuse(path, "is empty; a prompt has at least one token")
     if len(value) > most:
         raise InvalidInput(
-            f"the prompt has {len(value)} tokens; at most {most} fit",
+            f"the prompt is too long: it has {len(value)} tokens; at most {most} fit",
             param=path,
             code="context_length_exceeded",
         )

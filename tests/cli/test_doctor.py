@@ -30,6 +30,7 @@ from vidette.cli._findings import (
     version_fits,
 )
 from vidette.models import KNOWN_MODELS
+from vidette.models.hub import Record, write_record
 
 ROOT = Path(__file__).parents[2]
 SMOLLM2 = "smollm2-135m-instruct"
@@ -143,6 +144,19 @@ def test_models(tmp_path: Path) -> None:
     os.truncate(path, known.size)
     assert by_name(look_at_models(tmp_path), SMOLLM2).state == "ok"
     assert can_run(found)
+
+
+def test_models_of_a_hub(tmp_path: Path) -> None:
+    record = Record(repo="org/tiny", file=None, revision="v1", commit="0" * 40, files={"config.json": 2})
+    write_record(record, tmp_path)
+    found = by_name(look_at_models(tmp_path), "org/tiny@v1")
+    assert (found.state, found.advice) == ("problem", "Get it again with `vidette pull org/tiny@v1`.")
+    record.snapshot(tmp_path).mkdir(parents=True)
+    (record.snapshot(tmp_path) / "config.json").write_text("{}")
+    assert by_name(look_at_models(tmp_path), "org/tiny@v1").state == "ok"
+    (path,) = (tmp_path / "pulled").rglob("*.json")
+    path.write_text("{")
+    assert by_name(look_at_models(tmp_path), "pulled").state == "problem"
 
 
 def test_kernels_that_nobody_compiles(tmp_path: Path) -> None:

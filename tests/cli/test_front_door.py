@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 
 import pytest
 
@@ -16,8 +17,8 @@ from tests.cli.conftest import Commands
 from tests.cli.test_serve import start
 from vidette import UsageError
 from vidette.cli import main
-from vidette.cli._front_door import add_front_door_options, front_door, logging_to_stderr
-from vidette.service import FrontDoor
+from vidette.cli._front_door import add_front_door_options, front_door, logging_to_stderr, service_limits
+from vidette.service import FrontDoor, ServiceLimits
 
 
 def door(*arguments: str, environment: Mapping[str, str] | None = None) -> FrontDoor:
@@ -28,19 +29,50 @@ def door(*arguments: str, environment: Mapping[str, str] | None = None) -> Front
 
 def test_by_itself_there_are_no_keys_and_nothing_is_logged() -> None:
     made = door()
-    assert (made.keys.api, made.keys.admin, made.cors_origins, made.logs.requests) == (None, None, (), False)
+    assert (made.keys.api, made.keys.admin, made.cors_origins, made.logs.requests) == ((), None, (), False)
 
 
 def test_keys_are_options_or_in_the_environment() -> None:
     variables = {"VIDETTE_API_KEY": "one", "VIDETTE_ADMIN_API_KEY": "two"}
     for made in (door("--api-key", "one", "--admin-api-key", "two"), door(environment=variables)):
-        assert made.keys.api is not None
         assert made.keys.admin is not None
-        assert made.keys.api.matches(b"one")
+        (key,) = made.keys.api
+        assert key.matches(b"one")
         assert made.keys.admin.matches(b"two")
-    changed = door("--api-key", "other", environment=variables).keys.api
-    assert changed is not None
+    (changed,) = door("--api-key", "other", environment=variables).keys.api
     assert not changed.matches(b"one")
+
+
+def test_each_client_may_have_a_key_of_its_own() -> None:
+    variables = {"VIDETTE_API_KEY": "alice one=\n two,three\nbob  four:\n"}
+    given = ("--api-key", "alice one=", "--api-key", "two,three", "--api-key", "bob four:")
+    for made in (door(*given), door(environment=variables)):
+        assert [key.name for key in made.keys.api] == ["alice", "key2", "bob"]
+        assert [key.matches(b"two,three") for key in made.keys.api] == [False, True, False]
+        assert made.keys.api[2].matches(b"four:")
+
+
+@pytest.mark.parametrize(
+    "keys", [("a 5ecret", "a two"), ("a 5ecret", "b 5ecret"), ("5ecret", "5ecret"), ("a/b 5ecret",), ("",)]
+)
+def test_keys_that_cannot_be_told_apart_are_refused(keys: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as raised:
+        door(*(word for key in keys for word in ("--api-key", key)))
+    assert "5ecret" not in str(raised.value)
+
+
+def test_bounds_are_options() -> None:
+    parser = argparse.ArgumentParser()
+    add_front_door_options(parser)
+    assert service_limits(parser.parse_args([])) == ServiceLimits()
+    given = "--key-requests 4 --key-requests-per-minute 60 --key-tokens-per-minute 7 --max-connections 9"
+    limits = service_limits(parser.parse_args([*given.split(), "--unread-seconds", "0.5"]))
+    assert (limits.key_requests, limits.key_requests_per_minute, limits.key_tokens_per_minute) == (4, 60, 7)
+    assert (limits.connections, limits.unread_seconds) == (9, 0.5)
+    with pytest.raises(UsageError, match="unread-seconds is 0"):
+        service_limits(parser.parse_args(["--unread-seconds", "0"]))
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--key-requests", "0"])
 
 
 @pytest.mark.parametrize("variable", ["VIDETTE_API_KEY", "VIDETTE_ADMIN_API_KEY"])
@@ -91,8 +123,7 @@ def test_lines_are_json_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) ->
         logging.getLogger("vidette.access").info("%s", '{"path":"/"}')
         logging.getLogger("vidette.front").info("nobody asked")
     logging.getLogger("vidette.access").info("late")
-    lines = [json.loads(line) for line in stderr.getvalue().splitlines()]
-    assert lines == [
-        {"level": "warning", "logger": "vidette.front", "message": "it is\nslow"},
-        {"path": "/"},
-    ]
+    said, asked = (json.loads(line) for line in stderr.getvalue().splitlines())
+    assert datetime.fromisoformat(said.pop("time")).tzinfo is not None
+    assert said == {"level": "warning", "logger": "vidette.front", "message": "it is\nslow"}
+    assert asked == {"path": "/"}

@@ -18,8 +18,8 @@ from vidette.cli._run import Stop, run
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
-    for command in ("serve", "generate", "chat", "pull", "doctor", "demo"):
-        assert f"    {command} " in said
+    for command in ("serve", "generate", "chat", "top", "pull", "doctor", "demo", "completion", "bench"):
+        assert f"\n  {command} " in said
         assert main([command, "--help"]) == 0
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 import pytest
 
 from vidette import DuplicateRequest, EngineClosed, RequestError, RequestReplaced, UsageError, sync
+from vidette._loop import Loop, open_portal
 
 DEADLINE = 30.0
 ENDLESS = {"max_new_tokens": 8000, "ignore_eos": True}
@@ -170,8 +171,8 @@ def test_a_request_that_was_entered_just_when_we_were_interrupted_is_left_again(
         finally:
             log.append("left")
 
-    with sync._portal("asyncio") as portal:
-        loop = sync._Loop(portal)
+    with open_portal("asyncio") as portal:
+        loop = Loop(portal)
         with pytest.raises(KeyboardInterrupt):
             loop.enter(request())
             pytest.fail("it was not interrupted")  # pragma: no cover

@@ -48,7 +48,9 @@ def nothing_stays_frozen() -> Iterator[None]:
 
 
 def names(cls: type) -> set[str]:
-    return {name for name in vars(cls) if not name.startswith("_")}
+    """Return what a class has, with what it has inherited from us."""
+    ours = (each for each in cls.__mro__ if each.__module__.startswith("vidette"))
+    return {name for each in ours for name in vars(each) if not name.startswith("_")}
 
 
 def parameters(function: object) -> list[tuple[str, object, object]]:
@@ -62,8 +64,8 @@ def test_both_have_the_same_names_with_the_same_parameters(cls: str) -> None:
     theirs, ours = getattr(vidette, cls), getattr(sync, cls)
     assert names(theirs) - ROUTERS_SIDE | ATTRIBUTES[cls] == names(ours) | ATTRIBUTES[cls] & {"streams"}
     for name in names(theirs) & names(ours):
-        if callable(vars(theirs)[name]):
-            assert parameters(vars(theirs)[name]) == parameters(vars(ours)[name]), name
+        if callable(getattr(theirs, name)):
+            assert parameters(getattr(theirs, name)) == parameters(getattr(ours, name)), name
 
 
 def test_several_answers_are_read_together_and_one_by_one(backend: Literal["asyncio", "trio"]) -> None:
@@ -116,6 +118,31 @@ def test_all_are_ended_from_another_thread_and_nothing_new_is_taken(
         with pytest.raises(EngineDraining), engine.generate("y", sampling_params=SHORT):
             pass
         assert engine.drain(DEADLINE) == 0
+        engine.wait_quiet()
+        assert engine.heartbeat().ledgers.total() == 0
+
+
+def test_one_is_ended_by_its_name_and_nothing_is_made_during_a_pause(
+    backend: Literal["asyncio", "trio"],
+) -> None:
+    with sync.open_engine("toy", backend=backend) as engine:
+        assert engine.config.model == "toy"
+        with engine.generate("x", rid="mine", sampling_params=ENDLESS) as stream:
+            assert engine.abort("another") == 0
+            assert engine.abort("mine", "not wanted any more") == 1
+            with pytest.raises(RequestAborted, match="not wanted any more"):
+                stream.read()
+        engine.wait_quiet()
+        with engine.generate("y", rid="yours", sampling_params=ENDLESS) as stream:
+            assert [each.rid for each in engine.activity().requests] == ["yours"]
+            assert engine.pause_generation(deadline_s=DEADLINE).success
+            with pytest.raises(RequestAborted, match="generation is paused"):
+                stream.read()
+        with engine.generate("z", sampling_params=SHORT, deadline_s=DEADLINE) as stream:
+            engine.heartbeat()  # the scheduler has it, and makes nothing of it
+            assert not stream.ready
+            assert engine.continue_generation(empty_cache=False, deadline_s=DEADLINE).success
+            assert stream.read().completion_tokens == 6
         engine.wait_quiet()
         assert engine.heartbeat().ledgers.total() == 0
 

@@ -184,10 +184,11 @@ class Call:
         return events
 
 
-def request_of(path: str, body: object) -> bytes:
-    """Return a request as it goes over the wire."""
+def request_of(path: str, body: object, more: bytes = b"") -> bytes:
+    """Return a request as it goes over the wire, with more lines in its head."""
     raw = msgspec.json.encode(body)
-    return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(raw), raw)
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n"
+    return head % (path.encode(), more, len(raw)) + raw
 
 
 async def call(app: ASGIApp, path: str, body: object = b"", **options: Any) -> Call:

@@ -243,6 +243,12 @@ async def test_what_is_not_there(app: Starlette, path: str, method: str, status:
         assert done.headers["allow"] == "POST"
 
 
+async def test_all_methods_of_a_path_are_named(app: Starlette) -> None:
+    done = await call(app, "/v1/responses/resp_1", method="PUT")
+    assert (done.status, done.headers["allow"]) == (405, "DELETE, GET, HEAD")
+    assert done.error["message"].endswith("it takes DELETE, GET, HEAD")
+
+
 async def test_another_model_is_not_found(app: Starlette) -> None:
     done = await call(app, CHAT, raw(CHAT, '"model": "gpt-5"'))
     assert done.status == 404

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -15,9 +16,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import vidette
 from tests.service.driver import SECONDS, SERVERS, request_of
-from vidette.service import Gate, build_app
+from vidette.service import Gate, ServiceLimits, build_app
+from vidette.service.crowds import RESERVED_DESCRIPTORS, SPARE_CONNECTIONS, Crowd
 from vidette.service.servers import serving
-from vidette.service.sockets import KEEP_ALIVE_SECONDS, bind, listen
+from vidette.service.sockets import bind
 
 CHAT = "/v1/chat/completions"
 LONG = {
@@ -28,9 +30,13 @@ LONG = {
 }
 WORDY = {**LONG, "logprobs": True, "top_logprobs": 20}
 """2 KB a token: the buffers between are soon full."""
-PROMPT = KEEP_ALIVE_SECONDS / 2
+PROMPT = ServiceLimits().head_seconds / 2
 """What is closed because it is idle takes longer."""
 SHORT = {"text": "x", "sampling_params": {"max_new_tokens": 2}}
+FEW = ServiceLimits(connections=3)
+SIZE = 1 << 20
+TCP_CLOSE = 7
+"""State of a socket in Linux, after a reset."""
 WEBSOCKET = b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n"
 
@@ -78,6 +84,13 @@ async def read(stream: anyio.abc.ByteReceiveStream, until: bytes | None = None) 
     return received
 
 
+async def wait_closed(sock: socket.socket) -> None:
+    """Wait until the other side has closed a connection whatever was in it, without reading."""
+    with anyio.fail_after(SECONDS):
+        while sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != bytes([TCP_CLOSE]):
+            await anyio.lowlevel.checkpoint()
+
+
 async def check_all_free(engine: vidette.Engine) -> None:
     with anyio.fail_after(SECONDS):
         await engine.wait_quiet()
@@ -100,7 +113,7 @@ async def test_a_target_may_be_a_whole_url(address: tuple[str, int]) -> None:
     for target, status in (
         (b"http://x/health", b"200"),
         (b"HTTP://x:80/health?a=b", b"200"),
-        (b"http://x/", b"404"),
+        (b"http://x/", b"200"),
     ):
         answer = await talk(address, b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % target)
         assert answer.startswith(b"HTTP/1.1 " + status), target
@@ -114,31 +127,24 @@ async def test_what_is_sent_ahead_is_answered_in_order(address: tuple[str, int])
     assert statuses == [b"200", b"400", b"200"]
 
 
-async def test_a_client_that_sent_ahead_and_left_is_noticed_when_something_is_sent(
-    engine: vidette.Engine, address: tuple[str, int]
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    "ahead", [b"\r\n", b"GE", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 3, b"all of it"]
+)
+async def test_what_was_sent_ahead_does_not_hide_that_a_client_has_left(
+    engine: vidette.Engine, address: tuple[str, int], stream: bool, ahead: bytes
 ) -> None:
-    """Not before: neither server reads on while it has a request that waits for its turn."""
-    aborted = engine.statistics().totals.aborted
-    async with await anyio.connect_tcp(*address) as stream:
-        await stream.send(request_of(CHAT, LONG) * 2)
-        await read(stream, b"data: ")
-    await check_all_free(engine)
-    assert engine.statistics().totals.aborted == aborted + 1  # nor was the other one begun
-
-
-async def test_a_byte_ahead_hides_from_hypercorn_that_a_client_has_left(
-    engine: vidette.Engine, address: tuple[str, int], anyio_backend_name: str
-) -> None:
-    """Of an answer in one piece, to which nothing is sent before its end; uvicorn reads on."""
+    """The request that is being answered ends, and those behind it never begin."""
     before = engine.statistics().totals
-    async with await anyio.connect_tcp(*address) as stream:
-        await stream.send(request_of(CHAT, {**LONG, "stream": False, "max_tokens": 1500}) + b"\r\n")
+    request = request_of(CHAT, {**LONG, "stream": stream})
+    async with await anyio.connect_tcp(*address) as connection:
+        await connection.send(request + (request if ahead == b"all of it" else ahead))
         while not (await engine.heartbeat()).ledgers.blocks:
             pass
     await check_all_free(engine)
     totals = engine.statistics().totals
-    left = (totals.aborted - before.aborted, totals.finished - before.finished)
-    assert left == ((1, 0) if anyio_backend_name == "asyncio" else (0, 1))
+    assert (totals.aborted - before.aborted, totals.finished - before.finished) == (1, 0)
+    assert totals.submitted - before.submitted == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -229,31 +235,51 @@ async def test_a_stop_waits_for_no_client_that_does_not_read(engine: vidette.Eng
     await check_all_free(engine)
 
 
-async def test_a_client_that_never_reads_is_gone_after_a_while_with_hypercorn(
-    engine: vidette.Engine, anyio_backend_name: str
-) -> None:
-    if anyio_backend_name == "asyncio":
-        pytest.skip("uvicorn waits for it")
-    from vidette.service._hypercorn import HypercornServer  # it needs Trio
-
+async def test_a_client_that_never_reads_is_gone_after_a_while(engine: vidette.Engine) -> None:
     aborted = engine.statistics().totals.aborted
-    with bind("127.0.0.1", 0) as sock, socket.socket() as mute:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
+    with socket.socket() as mute:
         mute.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        listen(sock)
-        server = HypercornServer(build_app(engine), sock, None, 0.1, unread_seconds=0.1)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(server.run_until_told)
-            await server.listening.wait()
-            try:
-                mute.connect(sock.getsockname())
-                mute.sendall(request_of(CHAT, WORDY))
-                while not (await engine.heartbeat()).ledgers.blocks:
-                    pass
-                await check_all_free(engine)
-            finally:
-                server.stop()
+        async with served(build_app(engine), limits=ServiceLimits(unread_seconds=0.1)) as address:
+            mute.connect(address)
+            mute.sendall(request_of(CHAT, WORDY))
+            while not (await engine.heartbeat()).ledgers.blocks:
+                pass
+            await check_all_free(engine)
     assert engine.statistics().totals.aborted == aborted + 1
+
+
+async def test_a_client_that_does_not_read_the_end_of_an_answer_is_gone_as_well() -> None:
+    """Whether or not the connection would go on behind it."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % SIZE)]}
+        )
+        await send({"type": "http.response.body", "body": b"x" * SIZE})
+
+    async with served(app, limits=ServiceLimits(unread_seconds=0.1, head_seconds=0.1)) as address:
+        for more in (b"", b"connection: close\r\n"):
+            with socket.socket() as mute:
+                mute.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                mute.connect(address)
+                mute.sendall(HEALTH + more + b"\r\n")
+                await wait_closed(mute)
+
+
+async def test_who_reads_slowly_is_not_cut_off(engine: vidette.Engine) -> None:
+    """Each piece comes long before the time is up, all of it long after."""
+    async with served(build_app(engine), limits=ServiceLimits(unread_seconds=0.4)) as address:
+        mute = socket.socket()
+        mute.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        mute.connect(address)
+        async with await anyio.abc.SocketStream.from_socket(mute) as stream:
+            await stream.send(request_of(CHAT, {**WORDY, "max_tokens": 240}))
+            began = anyio.current_time()
+            received = b""
+            while b"data: [DONE]" not in received[-100:]:
+                received += await stream.receive(8192)
+                await anyio.sleep(0.01)
+            assert anyio.current_time() - began > 0.8
 
 
 async def test_what_a_client_reads_late_is_whole(engine: vidette.Engine) -> None:
@@ -293,11 +319,110 @@ async def test_what_a_client_reads_late_is_whole(engine: vidette.Engine) -> None
     await check_all_free(engine)
 
 
-@pytest.mark.long
+QUICK = ServiceLimits(head_seconds=0.1)
+
+
 @pytest.mark.parametrize("said", [b"", b"GET /health HTT", HEALTH])
 async def test_a_head_that_does_not_become_complete_is_not_waited_for(
-    address: tuple[str, int], said: bytes
+    engine: vidette.Engine, said: bytes
 ) -> None:
-    began = anyio.current_time()
-    assert await talk(address, said) == b""
-    assert KEEP_ALIVE_SECONDS - 0.1 < anyio.current_time() - began < KEEP_ALIVE_SECONDS + SECONDS / 2
+    async with served(build_app(engine), limits=QUICK) as address:
+        began = anyio.current_time()
+        assert await talk(address, said) == b""
+        assert anyio.current_time() - began > 0.09
+
+
+async def test_a_head_that_comes_byte_by_byte_has_no_longer(engine: vidette.Engine) -> None:
+    async def drip(stream: anyio.abc.ByteSendStream) -> None:
+        with suppress(anyio.BrokenResourceError):
+            while True:
+                await stream.send(b"x: y\r\n")
+                await anyio.sleep(0.01)
+
+    async with (
+        served(build_app(engine), limits=QUICK) as address,
+        await anyio.connect_tcp(*address) as stream,
+    ):
+        async with anyio.create_task_group() as tasks:
+            await stream.send(HEALTH)
+            tasks.start_soon(drip, stream)
+            assert await read(stream) == b""
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_connection_that_is_idle_behind_an_answer_is_closed(engine: vidette.Engine) -> None:
+    async with (
+        served(build_app(engine), limits=QUICK) as address,
+        await anyio.connect_tcp(*address) as stream,
+    ):
+        for _ in range(3):  # it goes on for as long as something is asked for
+            await stream.send(HEALTH + b"\r\n")
+            assert (await read(stream, b"}")).startswith(b"HTTP/1.1 200 ")
+        assert await read(stream) == b""
+
+
+@pytest.mark.parametrize("path", ["/generate", "/nowhere"])
+@pytest.mark.parametrize("sent", [b"", b" ", b" " * 100])
+async def test_a_body_that_does_not_come_is_not_waited_for(
+    engine: vidette.Engine, path: str, sent: bytes
+) -> None:
+    """Whether it is wanted or was refused; if all of it has come, the connection is as idle as another."""
+    limits = ServiceLimits(head_seconds=0.1, body_seconds=0.1)
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n" % path.encode()
+    async with served(build_app(engine, limits=limits), limits=limits) as address:
+        async with await anyio.connect_tcp(*address) as stream:
+            await stream.send(head)
+            if path == "/nowhere":
+                received = await read(stream, b"}")
+                with suppress(anyio.BrokenResourceError):
+                    await stream.send(sent)
+            else:
+                await stream.send(sent)
+                received = b""
+            received += await read(stream)
+        status = b"404" if path == "/nowhere" else b"400" if len(sent) == 100 else b"408"
+        assert received.startswith(b"HTTP/1.1 " + status)
+
+
+# --- how many ------------------------------------------------------------------------------------
+
+
+async def test_beyond_the_bound_health_alone_is_answered_and_then_nothing(engine: vidette.Engine) -> None:
+    bearer = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
+    async with AsyncExitStack() as clients, served(build_app(engine), limits=FEW) as address:
+        taken = [await clients.enter_async_context(await anyio.connect_tcp(*address)) for _ in range(3)]
+        for stream in taken:
+            await stream.send(HEALTH + b"\r\n")
+            assert (await read(stream, b"}")).startswith(b"HTTP/1.1 200 ")
+        for path in ("/health", "/health/live"):
+            head = f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+            answer = await talk(address, head)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert b"connection: close" in answer.lower()
+        answer = await talk(address, request_of("/generate", SHORT))
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"3 connections are open" in answer
+        assert b"retry-after: 1\r\n" in answer.lower()
+        answer = await talk(address, bearer)
+        assert answer.startswith(b"HTTP/1.1 529 ")
+        assert b"overloaded_error" in answer
+        for _ in range(SPARE_CONNECTIONS):
+            await clients.enter_async_context(await anyio.connect_tcp(*address))
+        answer = await talk(address)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        await taken[0].send(request_of("/generate", SHORT))  # those that were there first go on
+        assert (await read(taken[0], b"}}")).startswith(b"HTTP/1.1 200 ")
+        await clients.aclose()
+        answer = b""
+        while not answer.startswith(b"HTTP/1.1 200 "):  # until the server has seen them go
+            answer = await talk(address, request_of("/generate", SHORT, b"connection: close\r\n"))
+    await check_all_free(engine)
+
+
+def test_a_process_that_may_open_little_takes_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+    for soft, most in ((1024, 1024 - RESERVED_DESCRIPTORS), (1 << 20, 4096), (16, 1), (-1, 4096)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
+        assert Crowd(app, ServiceLimits().connections).most == most

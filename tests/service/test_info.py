@@ -48,7 +48,7 @@ def test_the_fields_that_can_hold_any_text_are_paths_and_a_device() -> None:
 def test_no_secret_is_told(secret: str, in_the_settings: bool) -> None:
     """Whatever text a configuration holds, and whatever the keys are, none of it is in what is told."""
     config = full_of(secret) if in_the_settings else EngineConfig()
-    keys = Keys(Secret(secret), Secret(secret + "-admin"))
+    keys = Keys((Secret(secret),), Secret(secret + "-admin"))
     told = [
         msgspec.json.encode(settings_of(config)).decode(),
         repr(keys),
@@ -71,7 +71,7 @@ async def test_no_path_answers_with_a_secret(engine: vidette.Engine) -> None:
         config=config,
     )
     door = FrontDoor(
-        keys=Keys(Secret(secret), Secret(secret + "2")), cors_origins=(f"https://{secret}.example",)
+        keys=Keys((Secret(secret),), Secret(secret + "2")), cors_origins=(f"https://{secret}.example",)
     )
     app = build_app(fake, door=door)
     headers = [(b"authorization", b"Bearer " + secret.encode())]

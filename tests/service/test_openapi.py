@@ -19,8 +19,9 @@ from vidette.service.fields import Fields
 from vidette.service.keys import OPEN
 from vidette.service.openapi import Document, document_of, served_of
 from vidette.service.openapi_schema import REFS, Form, Many
-from vidette.service.openapi_table import OPERATIONS, AnthropicError
+from vidette.service.openapi_table import OPERATIONS, QUERY, AnthropicError
 from vidette.service.response_shape import Response
+from vidette.service.site import FILES
 
 METHODS = {"get", "post", "delete"}
 
@@ -77,11 +78,11 @@ async def test_it_is_made_once(app: Starlette, monkeypatch: pytest.MonkeyPatch) 
     assert len(made) == 1
 
 
-def test_it_has_every_route_and_no_other(app: Starlette, document: dict[str, Any]) -> None:
+def test_it_has_every_route_but_the_page_and_no_other(app: Starlette, document: dict[str, Any]) -> None:
     routes = {
         (route.path_format, method.lower())
         for route in app.routes
-        if isinstance(route, Route)
+        if isinstance(route, Route) and route.path_format not in FILES
         for method in (route.methods or set()) - {"HEAD"}
     }
     assert len(routes) > 50
@@ -166,6 +167,20 @@ async def test_values_that_it_says_are_fine_are(app: Starlette, document: dict[s
         assert answer.status == (501 if "501" in told["description"] else 400), name
 
 
+def test_of_a_query_it_says_what_is_fine(document: dict[str, Any]) -> None:
+    told = {
+        (path, each["name"]): each["schema"]
+        for path, _, operation in operations_of(document)
+        for each in operation.get("parameters", [])
+        if each["in"] == "query"
+    }
+    assert told["/v1/responses/{id}", "stream"] == {"enum": ["false"]}
+    assert told["/v1/loads", "format"] == {"enum": ["json"]}
+    assert told["/v1/loads", "dp_rank"] == {"type": "integer", "minimum": 0}
+    assert told["/flush_cache", "timeout"]["type"] == "number"
+    assert {name for _, name in told} == {*QUERY}
+
+
 def test_answers_in_events_are_told_of_where_they_can_be_asked_for(document: dict[str, Any]) -> None:
     streams = {
         path
@@ -178,7 +193,11 @@ def test_answers_in_events_are_told_of_where_they_can_be_asked_for(document: dic
         "/v1/completions",
         "/v1/responses",
         "/v1/messages",
+        "/v1/activity",
     }
+    for path in streams:
+        content = document["paths"][path]["post"]["responses"]["200"]["content"]
+        assert "type" not in content["text/event-stream"]["schema"]
 
 
 def test_what_is_not_served_yet_has_no_answer(document: dict[str, Any]) -> None:
@@ -215,7 +234,7 @@ def test_errors_of_anthropics_api_are_what_is_told_of_them(document: dict[str, A
 async def test_it_says_which_paths_need_a_key(
     engine: vidette.Engine, api: str | None, admin: str | None
 ) -> None:
-    keys = Keys(None if api is None else Secret(api), None if admin is None else Secret(admin))
+    keys = Keys(() if api is None else (Secret(api),), None if admin is None else Secret(admin))
     app = build_app(engine, door=FrontDoor(keys=keys))
     assert (await call(app, "/openapi.json", method="GET")).status == (200 if api is None else 401)
     headers = [(b"authorization", b"Bearer k")]

@@ -224,6 +224,18 @@ async def test_it_is_cancelled_by_its_id(app: Starlette, engine: vidette.Engine)
         assert (await retrieve(app, name)).status == 404
 
 
+async def test_what_was_on_its_way_when_it_was_cancelled_changes_nothing(
+    app: Starlette, engine: vidette.Engine
+) -> None:
+    async with living(app):
+        names = [(await call(app, PATH, in_background())).json()["id"] for _ in range(24)]
+        for name in names:
+            await call(app, f"{PATH}/{name}/cancel")
+        with anyio.fail_after(SECONDS):
+            await engine.wait_quiet()
+        assert {(await retrieve(app, name)).json()["status"] for name in names} == {"cancelled"}
+
+
 async def test_it_outlives_its_client_and_not_the_app(app: Starlette, engine: vidette.Engine) -> None:
     async with living(app):
         name = (await call(app, PATH, in_background())).json()["id"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
-from statistics import median
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,11 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from vidette.bench.steps import CHUNK, Workload
-from vidette.models.interface import BLOCK_SIZE, Model, StepPlan, TokenTable
+from vidette.models.interface import BLOCK_SIZE, Model, StepPlan, StepResult, TokenTable
 from vidette.scheduler.loop import StepLoop
 from vidette.scheduler.options import LoopOptions
-from vidette.scheduler.sampler import sample
-from vidette.scheduler.sampling import SamplingRow
 from vidette_protocol.messages import AbortReq, SamplingParams, TokenizedGenerateReqInput
 from vidette_protocol.messages.columns import pack_i32
 
@@ -25,7 +22,6 @@ SLACK: Final = 32
 """Tokens that a row may make before all rows decode."""
 SPARE_BLOCKS: Final = 32
 """For prompts that are timed beside those that decode."""
-SAMPLES: Final = 9
 
 Phases = Mapping[str, float]
 """Seconds by what they are spent on."""
@@ -56,7 +52,6 @@ class TimedModel:
         self.overlaps = False  # it waits for what it times
         self.rows = self.tokens = 0
         self.seconds = 0.0
-        self.logits: torch.Tensor | None = None
         self._model = model
         self._spare = spare
 
@@ -72,15 +67,15 @@ class TimedModel:
         """Put copies of blocks back."""
         self._model.import_blocks(blocks, payload)
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan) -> StepResult:
         """Compute one step, and note how long that takes."""
         started = time.perf_counter()
-        logits = self._model.forward(plan)
-        if logits.is_cuda:
+        result = self._model.forward(plan)
+        if result.logits.is_cuda:
             torch.cuda.synchronize()
         self.seconds = time.perf_counter() - started
-        self.rows, self.tokens, self.logits = len(plan.context_lens), len(plan.token_ids), logits
-        return logits
+        self.rows, self.tokens = len(plan.context_lens), len(plan.token_ids)
+        return result
 
 
 class LoopTimes(NamedTuple):
@@ -90,28 +85,24 @@ class LoopTimes(NamedTuple):
         steps: how many.
         seconds: all of them.
         forward: of these, in the model.
-        sampler: of these, choosing tokens: measured apart, with the last step's logits.
         phases: of these, in the model, by phase, if it knows.
     """
 
     steps: int
     seconds: float
     forward: float
-    sampler: float
     phases: Phases
 
     @property
     def scheduler_share(self) -> float:
-        """What is not the model's, sampling included, as a share of the whole."""
+        """What is not the model's, as a share of the whole."""
         return 1 - self.forward / self.seconds
 
     def per_step(self) -> dict[str, float]:
         """Return the seconds of one step by what they are spent on; they add up to the step."""
         known = sum(self.phases.values())
         rest = {"forward, other" if self.phases else "forward": max(0.0, self.forward - known)}
-        outside = self.seconds - self.forward
-        sampler = min(self.sampler, outside)
-        parts = {**self.phases, **rest, "sampler": sampler, "scheduler": outside - sampler}
+        parts = {**self.phases, **rest, "scheduler": self.seconds - self.forward}
         return {name: seconds / self.steps for name, seconds in parts.items()}
 
 
@@ -184,7 +175,7 @@ class LoopSteps:
             forward += self._model.seconds
             requests = ()
         phases = {} if profiled is None else profiled.profile()
-        return LoopTimes(steps, seconds, forward, steps * self._time_sampler(), phases)
+        return LoopTimes(steps, seconds, forward, phases)
 
     def _step(self, commands: Sequence[TokenizedGenerateReqInput | AbortReq]) -> float:
         """Take one step; return its seconds."""
@@ -195,20 +186,6 @@ class LoopSteps:
         if not self._model.rows and not isinstance(next(iter(commands), None), AbortReq):
             raise RuntimeError("nothing was computed: the model's logits are not finite")
         return seconds
-
-    def _time_sampler(self) -> float:
-        """Return the seconds that choosing tokens from the last step's logits takes."""
-        logits = self._model.logits
-        if logits is None or not len(logits):
-            return 0.0
-        info, params = self._model.info, _params(1)
-        row = SamplingRow(params, [0], eos_ids=info.eos_token_ids, vocab_size=info.vocab_size)
-        rows, times = [row] * len(logits), []
-        for _ in range(SAMPLES):
-            started = time.perf_counter()
-            sample(logits, rows, range(len(rows)))
-            times.append(time.perf_counter() - started)
-        return median(times)
 
     def _draw(self, tokens: int) -> NDArray[np.int32]:
         return self._rng.integers(0, self._model.info.vocab_size, tokens, dtype=np.int32)

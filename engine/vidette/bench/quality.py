@@ -140,8 +140,8 @@ def bench_quality(
 def _compare(model: Model, reference: Model, ids: NDArray[np.int32]) -> Window:
     parts = []
     for plan in _plans(ids):
-        log_p = torch.log_softmax(reference.forward(plan).float(), dim=-1)
-        log_q = torch.log_softmax(model.forward(plan).float(), dim=-1)
+        log_p = torch.log_softmax(reference.forward(plan).logits.float(), dim=-1)
+        log_q = torch.log_softmax(model.forward(plan).logits.float(), dim=-1)
         following = torch.from_numpy(ids[plan.positions + 1]).long()[:, None]
         parts.append(
             Window(
@@ -167,6 +167,7 @@ def _plans(ids: NDArray[np.int32]) -> Iterator[StepPlan]:
             context_lens=np.array([end], dtype=np.int32),
             block_tables=blocks[:, : -(-end // BLOCK_SIZE)].copy(),
             logit_tokens=np.arange(count, dtype=np.int32),
+            best_tokens=np.empty(0, dtype=np.int32),
         )
 
 

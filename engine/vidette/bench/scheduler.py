@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from vidette.bench.results import Finding, Results
-from vidette.models.interface import ModelInfo, StepPlan, TokenTable
+from vidette.models.interface import ModelInfo, StepPlan, StepResult, TokenTable
 from vidette.scheduler.loop import StepLoop
 from vidette.scheduler.options import LoopOptions
 from vidette_protocol.messages import SamplingParams, TokenizedGenerateReqInput
@@ -34,7 +34,7 @@ class IdleModel:
     """A model that has its answer ready: always the same token.
 
     Args:
-        rows: most logits of one step.
+        rows: most tokens after which something is wanted in one step.
     """
 
     def __init__(self, rows: int) -> None:
@@ -42,6 +42,7 @@ class IdleModel:
         self.overlaps = False
         self._logits = torch.zeros(rows, VOCAB)
         self._logits[:, 7] = 1.0
+        self._best = torch.full((rows,), 7)
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate nothing."""
@@ -53,9 +54,9 @@ class IdleModel:
     def import_blocks(self, blocks: Sequence[int], payload: NDArray[Any]) -> None:
         """Put nothing into the pool."""
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Return logits for what the plan wants."""
-        return self._logits[: len(plan.logit_tokens)]
+    def forward(self, plan: StepPlan) -> StepResult:
+        """Return what the plan wants."""
+        return StepResult(self._logits[: len(plan.logit_tokens)], self._best[: len(plan.best_tokens)])
 
 
 def bench_scheduler(*, runs: int, steps: int, say: Callable[[str], None]) -> Results:

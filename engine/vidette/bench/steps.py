@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vidette.models.interface import BLOCK_SIZE, Model, StepPlan
+from vidette.models.interface import BLOCK_SIZE, Model, StepPlan, StepResult
 
 CONTEXT: Final = 128
 """Tokens of each prompt behind which is decoded."""
@@ -77,7 +77,7 @@ def write_plans(
 ) -> Iterator[StepPlan]:
     """Write the plans of a workload, as the scheduler writes them.
 
-    Decodes want the logits of each row, a prefill those of its very last token.
+    Decodes want the best token of each row, a prefill that of its very last token.
 
     Args:
         workload: what is computed.
@@ -86,6 +86,7 @@ def write_plans(
         rng: what they are drawn from.
     """
     rows, chunk = workload.rows, workload.chunk
+    nothing = np.empty(0, dtype=np.int32)
     starts = np.arange(rows + 1, dtype=np.int32) * np.int32(chunk)
     for step in range(workload.steps):
         first = workload.context + step * chunk
@@ -97,7 +98,8 @@ def write_plans(
             row_starts=starts,
             context_lens=np.full(rows, length, dtype=np.int32),
             block_tables=np.ascontiguousarray(tables[:, : -(-length // BLOCK_SIZE)]),
-            logit_tokens=starts[1:] - np.int32(1) if last else np.empty(0, dtype=np.int32),
+            logit_tokens=nothing,
+            best_tokens=starts[1:] - np.int32(1) if last else nothing,
         )
 
 
@@ -153,10 +155,10 @@ def _shapes(workloads: Sequence[Workload]) -> list[tuple[int, int]]:
 
 
 def _time(model: Model, plans: Sequence[StepPlan]) -> float:
-    logits: torch.Tensor | None = None
+    result: StepResult | None = None
     started = time.perf_counter()
     for plan in plans:
-        logits = model.forward(plan)
-    if logits is not None and logits.is_cuda:
+        result = model.forward(plan)
+    if result is not None and result.logits.is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter() - started

@@ -34,7 +34,9 @@ EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "bench": "the baselines and pictures of `vidette bench`",
         "fuzz": "`vidette fuzz`, and property tests with the test kit",
+        "hub": "`vidette pull ORG/NAME`",
         "metrics": "what Prometheus scrapes",
+        "otel": "spans of requests, for OpenTelemetry",
         "pydantic": "our structs as bodies of a FastAPI app",
     }
 )
@@ -232,12 +234,12 @@ def look_at_loops(version_of: Callable[[str], str | None]) -> list[Finding]:
 
 
 def look_at_models(directory: Path | None = None) -> list[Finding]:
-    """Look which known models are there; their sizes are compared, their checksums are not.
+    """Look which models are there, known ones and pulled ones; sizes are compared, checksums are not.
 
     Args:
         directory: of pulled models (default: `models_directory()`).
     """
-    from vidette.models import KNOWN_MODELS, models_directory, resolve  # noqa: PLC0415
+    from vidette.models import KNOWN_MODELS, models_directory, pulled_models, resolve  # noqa: PLC0415
 
     try:
         directory = directory or models_directory()
@@ -259,6 +261,16 @@ def look_at_models(directory: Path | None = None) -> list[Finding]:
             state = "ok" if there else "missing"
             text = f"{path}, {_size(model.size)}" if there else f"not at {path}"
         advice = "" if state == "ok" else get
+        found.append(Finding(area="models", name=name, state=state, text=text, advice=advice))
+    try:
+        pulled = pulled_models(directory)
+    except (ModelError, OSError) as error:
+        return [*found, Finding(area="models", name="pulled", state="problem", text=str(error))]
+    for name, record in pulled.items():
+        lacks = record.lacks(directory)
+        text = lacks or f"{record.path(directory)}, {_size(sum(record.files.values()))}"
+        advice = "" if lacks is None else f"Get it again with `{record.name.command}`."
+        state = "ok" if lacks is None else "problem"
         found.append(Finding(area="models", name=name, state=state, text=text, advice=advice))
     return found
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from vidette.api import Engine
 from vidette.errors import UsageError
 
 if TYPE_CHECKING:
-    from vidette.service import FrontDoor
+    from vidette.service import FrontDoor, ServiceLimits
 
 API_KEY: Final = "VIDETTE_API_KEY"
 """Environment variable that stands for `--api-key`, which other users of the machine can read."""
 ADMIN_API_KEY: Final = "VIDETTE_ADMIN_API_KEY"
 """Likewise of `--admin-api-key`."""
+HANDLED: Final = ("vidette", "opentelemetry")
+"""Loggers whose lines are written."""
 
 
 def add_front_door_options(parser: argparse.ArgumentParser) -> None:
@@ -29,22 +30,56 @@ def add_front_door_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("front door")
     group.add_argument(
         "--api-key",
-        metavar="KEY",
-        help=f"what clients have to know; better given by the environment variable {API_KEY}, as the command "
-        "line can be read by all users of the machine",
+        action="append",
+        metavar="[NAME ]KEY",
+        help="what clients have to know; can be given again, for a client each, with a name by which its "
+        f"use is told; better given by {API_KEY} in the environment, one a line, as the command line can be "
+        "read by all users of the machine (default: nothing)",
     )
     group.add_argument(
         "--admin-api-key",
         metavar="KEY",
         help=f"what whoever pauses, flushes, aborts and profiles has to know, or {ADMIN_API_KEY} "
-        "(default: that of clients)",
+        "(default: one of clients)",
+    )
+    group.add_argument(
+        "--key-requests",
+        type=positive,
+        metavar="N",
+        help="most answers that one key may have made at once (default: any number, and of several keys half "
+        "of --max-requests)",
+    )
+    group.add_argument(
+        "--key-requests-per-minute",
+        type=positive,
+        metavar="N",
+        help="most answers that one key may ask for (default: any number)",
+    )
+    group.add_argument(
+        "--key-tokens-per-minute",
+        type=positive,
+        metavar="N",
+        help="most tokens of prompts and answers that one key may have (default: any number)",
+    )
+    group.add_argument(
+        "--max-connections",
+        type=positive,
+        metavar="N",
+        help="most connections that are open at once (default: 4096, or what the process may open)",
+    )
+    group.add_argument(
+        "--unread-seconds",
+        type=float,
+        metavar="SECONDS",
+        help="how long a client may read nothing of what waits for it, before it is cut off (default: 300)",
     )
     group.add_argument(
         "--cors-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="let pages of this origin use the service, such as https://chat.example; can be given again",
+        help="let pages of this origin use the service, such as https://chat.example; can be given again "
+        "(default: none)",
     )
     group.add_argument(
         "--log-requests", action="store_true", help="log a line for each request, without its prompt"
@@ -54,6 +89,7 @@ def add_front_door_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         choices=(0, 1, 2, 3),
         default=0,
+        metavar="N",
         help="how much of each: 1 also who asked, 2 also how the body begins, 3 all of it; from 2 on prompts "
         "are in the log (default: 0)",
     )
@@ -68,17 +104,48 @@ def front_door(options: argparse.Namespace, environment: Mapping[str, str] = os.
     Raises:
         UsageError: a key or an origin is none.
     """
-    from vidette.service import FrontDoor, Keys, LogSettings, Secret, check_origins  # noqa: PLC0415
+    from vidette.service import FrontDoor, Keys, LogSettings, Secret, check_origins, read_keys  # noqa: PLC0415
 
-    api = options.api_key if options.api_key is not None else environment.get(API_KEY)
+    api = options.api_key
+    if api is None:
+        api = (environment[API_KEY].splitlines() or [""]) if API_KEY in environment else []
     admin = options.admin_api_key if options.admin_api_key is not None else environment.get(ADMIN_API_KEY)
     return FrontDoor(
-        keys=Keys(None if api is None else Secret(api), None if admin is None else Secret(admin)),
+        keys=Keys(read_keys(api), None if admin is None else Secret(admin, "admin")),
         cors_origins=check_origins(options.cors_origin),
         logs=LogSettings(
             requests=options.log_requests, level=options.log_requests_level, format=options.log_format
         ),
     )
+
+
+def service_limits(options: argparse.Namespace) -> ServiceLimits:
+    """Return the bounds of the service that the options say.
+
+    Raises:
+        UsageError: a time is none.
+    """
+    from vidette.service import ServiceLimits  # noqa: PLC0415
+
+    unread = options.unread_seconds
+    if unread is not None and not 0 < unread < math.inf:
+        raise UsageError(f"unread-seconds is {unread}; it must be more than 0", param="unread-seconds")
+    given = {
+        "key_requests": options.key_requests,
+        "key_requests_per_minute": options.key_requests_per_minute,
+        "key_tokens_per_minute": options.key_tokens_per_minute,
+        "connections": options.max_connections,
+        "unread_seconds": unread,
+    }
+    return ServiceLimits(**{name: value for name, value in given.items() if value is not None})
+
+
+def positive(text: str) -> int:
+    """Return a number of things given on the command line."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number
 
 
 def begin_metrics(engine: Engine) -> None:
@@ -87,31 +154,26 @@ def begin_metrics(engine: Engine) -> None:
         engine.metrics()
 
 
-class _AsJson(logging.Formatter):
-    """One JSON object for each line; the access log writes its own."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return a line."""
-        text = super().format(record)
-        if record.name == "vidette.access":
-            return text
-        said = {"level": record.levelname.lower(), "logger": record.name, "message": text}
-        return msgspec.json.encode(said).decode()
-
-
 @contextmanager
 def logging_to_stderr(*, as_json: bool) -> Iterator[None]:
-    """Write what Vidette logs to stderr while the block runs: requests if that is asked for, and warnings."""
+    """Write what Vidette logs to stderr while the block runs: requests if that is asked for, and warnings.
+
+    So it is with what the exporter of traces has to say.
+    """
+    from vidette.service import JsonLines, TextLines  # noqa: PLC0415
+
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_AsJson() if as_json else logging.Formatter())
+    handler.setFormatter(JsonLines() if as_json else TextLines())
     loggers = {"vidette": logging.WARNING, "vidette.access": logging.INFO}
     before = {name: logging.getLogger(name).level for name in loggers}
-    logging.getLogger("vidette").addHandler(handler)
+    for name in HANDLED:
+        logging.getLogger(name).addHandler(handler)
     for name, level in loggers.items():
         logging.getLogger(name).setLevel(level)
     try:
         yield
     finally:
-        logging.getLogger("vidette").removeHandler(handler)
+        for name in HANDLED:
+            logging.getLogger(name).removeHandler(handler)
         for name, level in before.items():
             logging.getLogger(name).setLevel(level)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from vidette.cli._parser import HelpAll
+from vidette.config import EngineConfig
+
 ENGINE_OPTIONS = (
     "topology",
     "detokenizers",
@@ -38,9 +41,9 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
     """Add --model."""
     parser.add_argument(
         "--model",
-        metavar="NAME|PATH",
-        help="a known model, the path of a .gguf file or of a Hugging Face folder, or 'toy' "
-        "(default: smollm2-135m-instruct)",
+        metavar="MODEL",
+        help="a known model, one of a hub as ORG/NAME, the path of a .gguf file or of a Hugging Face folder, "
+        f"or 'toy' (default: {EngineConfig().model})",
     )
 
 
@@ -53,7 +56,7 @@ def add_dtype_option(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_backend_option(parser: argparse.ArgumentParser) -> None:
+def add_backend_option(parser: argparse._ActionsContainer) -> None:
     """Add --backend."""
     parser.add_argument(
         "--backend",
@@ -70,48 +73,100 @@ def add_engine_options(parser: argparse.ArgumentParser, *, topology: str) -> Non
         parser: of the subcommand.
         topology: its default.
     """
-    group = parser.add_argument_group("engine")
-    group.add_argument(
+    parser.add_argument("--help-all", action=HelpAll, help="explain all options, and exit")
+    default = EngineConfig()
+    engine = parser.add_argument_group("engine")
+    engine.add_argument(
         "--topology",
         choices=("processes", "inline"),
         default=topology,
         help=f"supervised processes, or all in one (default: {topology})",
     )
-    group.add_argument(
-        "--detokenizers", type=int, metavar="N", help="how many processes turn tokens into text (default: 1)"
+    _add(engine, "--kv-tokens", "TOKENS", f"size of the KV pool (default: {default.kv_tokens})")
+    _add(engine, "--max-running", "N", f"most requests computed at once (default: {default.max_running})")
+    add_dtype_option(engine)
+    engine.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="where the model is computed: cpu, cuda, cuda:N, or auto, which is CUDA if there is some "
+        f"(default: {default.device})",
     )
-    group.add_argument("--kv-tokens", type=int, metavar="N", help="size of the KV pool in tokens")
-    group.add_argument("--step-tokens", type=int, metavar="N", help="most tokens computed in one step")
-    group.add_argument("--max-running", type=int, metavar="N", help="most requests computed at once")
-    group.add_argument("--max-requests", type=int, metavar="N", help="most requests that may live at once")
-    group.add_argument(
+    _add(engine, "--threads", "N", "how many threads compute a step (default: one for each processor)")
+    _add_scheduling(parser.add_argument_group("scheduling"))
+    _add_caches(parser.add_argument_group("caches"))
+    _add_guesses(parser.add_argument_group("guesses"))
+    processes = parser.add_argument_group("processes")
+    text = f"how many processes turn tokens into text (default: {default.detokenizers})"
+    _add(processes, "--detokenizers", "N", text)
+    processes.add_argument(
+        "--cuda-graphs",
+        choices=("lazy", "start", "off"),
+        help="when steps that only decode are captured: as they occur, before the first request, or never "
+        f"(default: {default.cuda_graphs})",
+    )
+    recording = parser.add_argument_group("recording")
+    recording.add_argument(
+        "--capture",
+        metavar="DIR",
+        help="an existing folder in which what passes between processes is recorded, prompts included "
+        "(default: nothing is)",
+    )
+    recording.add_argument(
+        "--profile-dir",
+        metavar="DIR",
+        help="an existing folder into which POST /start_profile has traces of steps written (default: none "
+        "are)",
+    )
+
+
+def _add(
+    group: argparse._ActionsContainer, option: str, metavar: str, text: str, kind: type[float] = int
+) -> None:
+    group.add_argument(option, type=kind, metavar=metavar, help=text)
+
+
+def _add_scheduling(group: argparse._ActionsContainer) -> None:
+    default = EngineConfig()
+    _add(
+        group,
+        "--step-tokens",
+        "TOKENS",
+        f"most that are computed in one step (default: {default.step_tokens})",
+    )
+    _add(
+        group, "--max-requests", "N", f"most requests that may live at once (default: {default.max_requests})"
+    )
+    _add(
+        group,
         "--max-queued-tokens",
-        type=int,
-        metavar="N",
-        help="most tokens, prompts and outputs together, that all requests which live may take",
+        "TOKENS",
+        "most that all requests which live may take, prompts and outputs together (default: "
+        f"{default.max_queued_tokens})",
     )
     group.add_argument(
         "--schedule-policy",
         choices=("fcfs", "lpm", "lof"),
-        help="who is begun next: first come, longest prefix match, or longest output first (default: fcfs)",
+        help="who is begun next: first come, longest prefix match, or longest output first (default: "
+        f"{default.schedule_policy})",
     )
-    group.add_argument(
+    _add(
+        group,
         "--preempt-gap",
-        type=int,
-        metavar="N",
-        help="a request takes the place of one whose priority is so much lower (default: never)",
+        "N",
+        "a request takes the place of one whose priority is so much lower (default: never)",
     )
-    group.add_argument(
-        "--queue-timeout", type=float, metavar="S", help="seconds a request may wait to be begun"
-    )
-    group.add_argument(
-        "--running-timeout", type=float, metavar="S", help="seconds it may take once it is begun"
-    )
-    group.add_argument(
+    text = "how long a request may wait to be begun (default: any time)"
+    _add(group, "--queue-timeout", "SECONDS", text, float)
+    text = "how long it may take once it is begun (default: any time)"
+    _add(group, "--running-timeout", "SECONDS", text, float)
+
+
+def _add_caches(group: argparse._ActionsContainer) -> None:
+    _add(
+        group,
         "--host-kv-tokens",
-        type=int,
-        metavar="N",
-        help="size of a second pool, for cached prefixes the first has no room for (default: 0)",
+        "TOKENS",
+        "size of a second pool, for cached prefixes the first has no room for (default: 0, none)",
     )
     group.add_argument(
         "--kv-events",
@@ -119,36 +174,19 @@ def add_engine_options(parser: argparse.ArgumentParser, *, topology: str) -> Non
         default=None,
         help="have the scheduler tell what it stores in the prefix cache and removes",
     )
-    group.add_argument(
+
+
+def _add_guesses(group: argparse._ActionsContainer) -> None:
+    _add(
+        group,
         "--draft-tokens",
-        type=int,
-        metavar="N",
-        help="most tokens that are guessed ahead from what was said before (default: 0)",
+        "TOKENS",
+        "most that are guessed ahead from what was said before (default: 0, none)",
     )
     group.add_argument(
-        "--draft-corpus", metavar="FILE", help="a text file in which guesses are looked up besides"
-    )
-    add_dtype_option(group)
-    group.add_argument(
-        "--device",
-        metavar="DEVICE",
-        help="where the model is computed: cpu, cuda, cuda:N, or auto, which is CUDA if there is some "
-        "(default: cpu)",
-    )
-    group.add_argument(
-        "--cuda-graphs",
-        choices=("lazy", "start", "off"),
-        help="when steps that only decode are captured: as they occur, before the first request, or never "
-        "(default: lazy)",
-    )
-    group.add_argument("--threads", type=int, metavar="N", help="how many threads compute a step")
-    group.add_argument(
-        "--capture", metavar="DIR", help="record what passes between processes, prompts included, in a folder"
-    )
-    group.add_argument(
-        "--profile-dir",
-        metavar="DIR",
-        help="a folder into which POST /start_profile has traces of steps written",
+        "--draft-corpus",
+        metavar="FILE",
+        help="a text file in which guesses are looked up besides (default: in none)",
     )
 
 

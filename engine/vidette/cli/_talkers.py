@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from vidette.cli._client import KEY, REFUSAL_BYTES, Problem, client_options, refusal, unreachable
 from vidette.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
@@ -15,16 +16,9 @@ if TYPE_CHECKING:
 
     from vidette.sync import Engine
 
-KEY: Final = "VIDETTE_API_KEY"
-"""In the environment: the key of the service."""
-CONNECT_SECONDS: Final = 10.0
-"""A service that cannot be reached within this has failed."""
 SILENT_SECONDS: Final = 600.0
 """A service that says nothing for so long has failed."""
-REFUSAL_BYTES: Final = 1 << 16
-"""What is read of an answer that is none."""
 
-_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _OPENAI_NAMES: Final = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
 
 
@@ -82,14 +76,9 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Problem(msgspec.Struct):
-    message: str = ""
-    code: str | int | None = None
-
-
 class _Event(msgspec.Struct):
     choices: list[_Choice] = msgspec.field(default_factory=list)
-    error: _Problem | str | None = None
+    error: Problem | str | None = None
 
 
 class _Model(msgspec.Struct):
@@ -153,8 +142,7 @@ class Service:
                     raise _refusal(response)
                 yield response
         except httpx.HTTPError as error:
-            what = str(error) or type(error).__name__
-            raise RequestError(f"{self._client.base_url} cannot be asked: {what}") from error
+            raise unreachable(self._client.base_url, error) from error
 
 
 @contextmanager
@@ -175,19 +163,7 @@ def open_service(
     """
     import httpx  # noqa: PLC0415
 
-    try:
-        base = httpx.URL(url.rstrip("/").removesuffix("/v1") + "/v1/")
-    except httpx.InvalidURL as error:
-        raise UsageError(f"--url is {url!r}: {error}") from error
-    if base.scheme not in ("http", "https") or not base.host:
-        raise UsageError(f"--url is {url!r}; it must be like http://127.0.0.1:8000")
-    if not (key.isascii() and (key.isprintable() or not key)):
-        raise UsageError(f"{KEY} holds what no header can: only printable ASCII is a key")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    timeout = httpx.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS)
-    # Whatever proxy the environment names does not know the servers of this machine.
-    remote = base.host not in _LOOPBACK
-    with httpx.Client(base_url=base, headers=headers, timeout=timeout, trust_env=remote) as client:
+    with httpx.Client(**client_options(url, key, silent_seconds=SILENT_SECONDS)) as client:
         yield Service(client, model, sampling)
 
 
@@ -217,19 +193,4 @@ def _refusal(response: httpx.Response) -> UsageError | RequestError:
         body += piece
         if len(body) >= REFUSAL_BYTES:
             break
-    said = body.decode(errors="replace").strip() or "nothing"
-    code = None
-    try:
-        problem = msgspec.json.decode(body, type=_Event).error
-    except msgspec.DecodeError:
-        problem = None
-    if isinstance(problem, str):
-        said = problem
-    elif problem is not None:
-        said, code = problem.message, problem.code
-    status = response.status_code
-    message = f"the service answered {status}: {said}"
-    if 400 <= status < 500:
-        hint = f"; set {KEY}" if status == 401 else ""
-        return UsageError(f"{message}{hint}", code=None if code is None else str(code))
-    return RequestError(message, status=status)
+    return refusal(response.status_code, body, KEY)

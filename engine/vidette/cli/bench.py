@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vidette.cli import bench_http, bench_load, bench_model
 from vidette.cli._options import add_backend_option
+from vidette.cli._parser import explain
 from vidette.cli._run import Stop, run, say
 from vidette.config import Topology
 from vidette.errors import UsageError
@@ -30,7 +31,7 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     wire.add_argument("--runs", type=_runs, default=9, metavar="N", help="values of each kind (default: 9)")
     wire.add_argument("--quick", action="store_true", help="little work a run: values not to be quoted")
     wire.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of contents and of their order (default: 0)"
+        "--seed", type=int, default=0, metavar="N", help="seed of contents and of their order (default: 0)"
     )
     scheduler = kinds.add_parser("scheduler", help="what a step costs beside the model")
     scheduler.add_argument(
@@ -38,28 +39,43 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     )
     scheduler.add_argument("--quick", action="store_true", help="few steps a run: values not to be quoted")
     prefix = kinds.add_parser("prefix", help="what requests save that begin alike")
-    prefix.add_argument("--model", default="toy", metavar="NAME|PATH", help="as with generate (default: toy)")
     prefix.add_argument(
-        "--topology", choices=("processes", "inline"), default="processes", help="(default: processes)"
+        "--model", default="toy", metavar="MODEL", help="as with `vidette generate` (default: toy)"
     )
-    prefix.add_argument("--requests", type=_several, default=32, metavar="N", help="how many (default: 32)")
+    prefix.add_argument(
+        "--topology",
+        choices=("processes", "inline"),
+        default="processes",
+        help="supervised processes, or all in one (default: processes)",
+    )
+    prefix.add_argument(
+        "--requests",
+        type=_several,
+        default=32,
+        metavar="N",
+        help="how many requests begin alike (default: 32)",
+    )
     prefix.add_argument(
         "--prefix-tokens",
         type=_runs,
         default=1000,
-        metavar="N",
-        help="made up to whole blocks (default: 1000)",
+        metavar="TOKENS",
+        help="how long what they share is, made up to whole blocks (default: 1000)",
     )
     prefix.add_argument("--runs", type=_runs, default=3, metavar="N", help="values of each kind (default: 3)")
-    prefix.add_argument("--seed", type=int, default=0, metavar="N", help="of all tokens (default: 0)")
+    prefix.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all tokens (default: 0)")
     add_backend_option(prefix)
     serve = kinds.add_parser("serve", help="a server under load, seen by its clients")
     bench_load.add_options(serve)
     idle = kinds.add_parser("idle", help="CPU time of an engine that has nothing to do")
-    idle.add_argument("--seconds", type=_seconds, default=10.0, metavar="N", help="of each run (default: 10)")
+    idle.add_argument(
+        "--seconds", type=_seconds, default=10.0, metavar="SECONDS", help="length of each run (default: 10)"
+    )
     idle.add_argument("--runs", type=_runs, default=1, metavar="N", help="runs of each topology (default: 1)")
-    idle.add_argument("--topology", choices=("processes", "inline"), help="one of them (default: both)")
-    idle.add_argument("--model", default="toy", metavar="NAME|PATH", help="as with generate (default: toy)")
+    idle.add_argument("--topology", choices=("processes", "inline"), help="only one of them (default: both)")
+    idle.add_argument(
+        "--model", default="toy", metavar="MODEL", help="as with `vidette generate` (default: toy)"
+    )
     add_backend_option(idle)
     model = kinds.add_parser("model", help="steps of a model, against the floor and against llama.cpp")
     bench_model.add_model_options(model)
@@ -71,6 +87,7 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     bench_http.add_abort_options(abort)
     for kind in (wire, scheduler, prefix, serve, idle, model, quality, overhead, abort):
         kind.add_argument("--json", action="store_true", help="print a report as the last line")
+    explain(parser, "vidette bench wire --quick", "vidette bench serve --url http://127.0.0.1:8000")
 
 
 def bench(options: argparse.Namespace) -> int:

@@ -16,19 +16,27 @@ BACKENDS: tuple[Backend, ...] = ("asyncio", "trio")
 
 def add_overhead_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vidette bench overhead`."""
-    parser.add_argument("--runs", type=_count, default=3, metavar="N", help="of each kind (default: 3)")
-    parser.add_argument("--streams", type=_count, default=64, metavar="N", help="at once (default: 64)")
+    parser.add_argument("--runs", type=_count, default=3, metavar="N", help="runs of each kind (default: 3)")
     parser.add_argument(
-        "--max-new-tokens", type=_count, default=128, metavar="N", help="of each stream (default: 128)"
+        "--streams", type=_count, default=64, metavar="N", help="how many are read at once (default: 64)"
     )
     parser.add_argument(
-        "--seconds", type=float, default=5.0, metavar="N", help="of idleness in each run (default: 5)"
+        "--max-new-tokens",
+        type=_count,
+        default=128,
+        metavar="TOKENS",
+        help="length of each stream (default: 128)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, metavar="SECONDS", help="idle time in each run (default: 5)"
     )
 
 
 def add_abort_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vidette bench abort`."""
-    parser.add_argument("--model", default="toy", metavar="NAME|PATH", help="as with generate (default: toy)")
+    parser.add_argument(
+        "--model", default="toy", metavar="MODEL", help="as with `vidette generate` (default: toy)"
+    )
     parser.add_argument(
         "--runs", type=_count, default=20, metavar="N", help="clients of each kind that leave (default: 20)"
     )

@@ -28,9 +28,11 @@ PLOT = "bench-serve.png"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vidette bench serve`."""
     parser.add_argument(
-        "--url", required=True, metavar="URL", help="of the server, such as http://127.0.0.1:8000"
+        "--url", required=True, metavar="URL", help="where the server is, such as http://127.0.0.1:8000"
     )
-    parser.add_argument("--model", metavar="NAME", help="(default: the one that is served)")
+    parser.add_argument(
+        "--model", metavar="NAME", help="which of its models (default: the one that is served)"
+    )
     parser.add_argument(
         "--endpoint",
         choices=("chat", "completions"),
@@ -46,37 +48,61 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"a closed loop: so many requests under way at once (default: {CONCURRENCY})",
     )
     kind.add_argument(
-        "--rate", type=_positive, metavar="R", help="an open loop: arrivals a second, at random (Poisson)"
+        "--rate",
+        type=_positive,
+        metavar="R",
+        help="an open loop: arrivals a second, at random (Poisson; default: a closed loop)",
     )
     kind.add_argument(
-        "--sweep", type=_counts, metavar="N,N", help="closed loops, one after the other, and a plot"
+        "--sweep",
+        type=_counts,
+        metavar="N,N",
+        help="closed loops, one after the other, and a plot (default: one)",
     )
     load.add_argument(
         "--requests",
         type=_count,
         metavar="N",
-        help=f"how many (default: {REQUESTS}, or what --seconds has time for)",
+        help=f"how many are sent (default: {REQUESTS}, or what --seconds has time for)",
     )
-    load.add_argument("--seconds", type=_positive, metavar="N", help="send no more after so many")
+    load.add_argument(
+        "--seconds", type=_positive, metavar="SECONDS", help="send no more after that (default: any time)"
+    )
     load.add_argument("--runs", type=_count, default=1, metavar="N", help="values of each kind (default: 1)")
     load.add_argument(
-        "--warmup", type=_none_or_more, default=4, metavar="N", help="requests before (default: 4)"
+        "--warmup",
+        type=_none_or_more,
+        default=4,
+        metavar="N",
+        help="requests sent before it counts (default: 4)",
     )
     load.add_argument(
-        "--timeout", type=_positive, default=600.0, metavar="S", help="of a request (default: 600)"
+        "--timeout",
+        type=_positive,
+        default=600.0,
+        metavar="SECONDS",
+        help="longest a request may take (default: 600)",
     )
-    load.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals (default: 0)")
+    load.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of prompts and arrivals (default: 0)"
+    )
     sizes = parser.add_argument_group("sizes")
-    sizes.add_argument("--prompt-tokens", type=_count, default=128, metavar="N", help="about (default: 128)")
+    sizes.add_argument(
+        "--prompt-tokens",
+        type=_count,
+        default=128,
+        metavar="TOKENS",
+        help="about so long are prompts (default: 128)",
+    )
     sizes.add_argument(
         "--shared-prefix",
         type=_none_or_more,
         default=0,
-        metavar="N",
-        help="of them the same in all (default: 0)",
+        metavar="TOKENS",
+        help="so many of them are the same in all (default: 0)",
     )
     sizes.add_argument(
-        "--output-tokens", type=_count, default=128, metavar="N", help="at most (default: 128)"
+        "--output-tokens", type=_count, default=128, metavar="TOKENS", help="longest answer (default: 128)"
     )
     sizes.add_argument(
         "--ignore-eos", action="store_true", help="ask for just as many, where the server knows `ignore_eos`"
@@ -86,7 +112,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="NAME:MS",
-        help="what a good answer takes at most: ttft, itl, tpot, e2el, such as ttft:200 itl:50",
+        help="milliseconds a good answer takes at most: ttft, itl, tpot, e2el, such as ttft:200 itl:50 "
+        "(default: any answer is good)",
     )
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help=f"where --sweep draws, as a PNG (default: {PLOT})"

@@ -30,7 +30,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vidette bench model`."""
     _add_common(parser)
     parser.add_argument(
-        "--runs", type=_count, default=RUNS, metavar="N", help=f"values of each (default: {RUNS})"
+        "--runs", type=_count, default=RUNS, metavar="N", help=f"values of each kind (default: {RUNS})"
     )
     parser.add_argument("--quick", action="store_true", help="few steps a run: values not to be quoted")
     parser.add_argument(
@@ -39,18 +39,26 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         const=Path(PROFILE),
         metavar="PNG",
-        help=f"where the time of a step goes, as a table and as a picture (default: {PROFILE})",
+        help=f"where the time of a step goes, as a table and as a picture, which is {PROFILE} if it has no "
+        "name (default: neither)",
     )
     parser.add_argument(
         "--patience",
         type=_seconds,
         default=0.0,
-        metavar="S",
-        help="to spend on waiting for a quiet machine, and on measuring again what is not (default: 0)",
+        metavar="SECONDS",
+        help="time to spend on waiting for a quiet machine, and on measuring again what is not (default: 0)",
     )
     peer = parser.add_argument_group("peer")
-    peer.add_argument("--against", choices=("llama.cpp",), help="measured in turns with ours")
-    peer.add_argument("--llama-bin", type=Path, metavar="DIR", help="where llama-batched-bench is")
+    peer.add_argument(
+        "--against", choices=("llama.cpp",), help="what is measured in turns with ours (default: nothing)"
+    )
+    peer.add_argument(
+        "--llama-bin",
+        type=Path,
+        metavar="DIR",
+        help="where llama-batched-bench is , which --against needs (default: nowhere)",
+    )
     peer.add_argument(
         "--llama-model", type=Path, metavar="PATH", help="its GGUF file (default: the same as ours)"
     )
@@ -60,7 +68,7 @@ def add_quality_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vidette bench quality`."""
     _add_common(parser)
     parser.add_argument(
-        "--windows", type=_count, default=4, metavar="N", help="of 512 tokens each (default: 4)"
+        "--windows", type=_count, default=4, metavar="N", help="how many of 512 tokens each (default: 4)"
     )
     parser.add_argument(
         "--text",
@@ -131,7 +139,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add_model_option(parser)
     add_dtype_option(parser)
     parser.add_argument(
-        "--threads", type=_count, metavar="N", help="that compute (default: one for each processor)"
+        "--threads", type=_count, metavar="N", help="how many compute (default: one for each processor)"
     )
 
 

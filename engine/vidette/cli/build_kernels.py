@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
+from vidette.cli._parser import explain
 from vidette.cli._run import say
 from vidette.kernels.build import compile_kernels
 from vidette.kernels.library import load_kernels
@@ -22,6 +23,7 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="compile even if that was done before")
     parser.add_argument("--json", action="store_true", help="print a JSON object instead")
+    explain(parser, "vidette build-kernels --target avx2")
 
 
 def build_kernels(options: argparse.Namespace) -> int:

@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from vidette import sync
+from vidette.cli._client import KEY
 from vidette.cli._options import add_backend_option, add_engine_options, add_model_option, engine_options
+from vidette.cli._parser import explain
 from vidette.cli._run import say
-from vidette.cli._talkers import KEY, OwnEngine, Talker, open_service
+from vidette.cli._talkers import OwnEngine, Talker, open_service
 from vidette.errors import EngineBroken, EngineClosed, Error, UsageError
 
 TOPOLOGY = "inline"
@@ -36,23 +38,38 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         metavar="URL",
-        help="talk to the service there, by OpenAI's chat completions, and open no engine; --model is a name "
-        f"of a model there (default: its first), and ${KEY} the key",
+        help="talk to the service there, by OpenAI's chat completions; --model is then one of its models, "
+        f"its first if not given, and {KEY} in the environment its key (default: open an engine)",
     )
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    parser.add_argument("--system", metavar="TEXT", help="what the model is told first (default: nothing)")
     add_backend_option(parser)
     group = parser.add_argument_group("sampling")
     group.add_argument(
         "--max-new-tokens",
         type=int,
-        metavar="N",
-        help="most tokens of an answer (default: as many as the context has room for)",
+        metavar="TOKENS",
+        help="most of an answer (default: as many as the context has room for)",
     )
-    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 1)")
-    group.add_argument("--top-p", type=float, metavar="P", help="nucleus (default: 1, all)")
-    group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answers")
+    group.add_argument(
+        "--temperature", type=float, metavar="T", help="how random answers are; 0 is greedy (default: 1)"
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="how probable those tokens are together that are sampled from (default: 1, all)",
+    )
+    group.add_argument(
+        "--seed", type=int, metavar="N", help="the same gives the same answers (default: a random one)"
+    )
     add_engine_options(parser, topology=TOPOLOGY)
-    parser.epilog = f"{HELP}. Without a terminal each line of stdin is a question."
+    explain(
+        parser,
+        "vidette chat --system 'Answer in one sentence.'",
+        "vidette chat --url http://127.0.0.1:8000",
+        "echo 'What is a vidette?' | vidette chat --model toy",
+        note=f"{HELP}. Without a terminal each line of stdin is a question.",
+    )
 
 
 def chat(options: argparse.Namespace) -> int:

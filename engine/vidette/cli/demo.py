@@ -24,6 +24,7 @@ from anyio.streams.text import TextReceiveStream
 
 from vidette import EngineConfig, Error
 from vidette.cli._options import add_model_option
+from vidette.cli._parser import explain
 from vidette.cli._run import run, say
 from vidette.cli.pull import pull_with_progress
 from vidette.models import KNOWN_MODELS
@@ -50,6 +51,7 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--question", default=QUESTION, metavar="TEXT", help=f"what to ask (default: {QUESTION})"
     )
+    explain(parser, "vidette demo --model smollm2-135m-instruct")
 
 
 def demo(options: argparse.Namespace) -> int:

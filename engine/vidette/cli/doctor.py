@@ -9,6 +9,7 @@ import msgspec
 
 from vidette import __version__
 from vidette.cli._findings import Finding, can_run, examine
+from vidette.cli._parser import explain
 
 
 def add_parser(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +18,11 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
         "--torch", action="store_true", help="import torch, which takes seconds, and ask it for CUDA devices"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    parser.epilog = "Nothing is downloaded or compiled. Exit status: 0 if an engine can run, 1 if not."
+    explain(
+        parser,
+        "vidette doctor --torch",
+        note="Nothing is downloaded or compiled. Exit status: 0 if an engine can run, 1 if not.",
+    )
 
 
 def doctor(options: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
+from vidette.cli._parser import explain
 from vidette.cli._run import say
 from vidette.errors import UsageError
 from vidette.testing.report import Check, check, make_report
@@ -23,35 +24,52 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vidette fuzz`."""
     kinds = parser.add_subparsers(title="what to do", required=True, metavar="KIND", dest="kind")
     explore = kinds.add_parser("explore", help="walk every world within bounds, breadth first")
-    explore.add_argument("--budget", type=_seconds, default=60.0, metavar="SECONDS", help="such as 60s")
     explore.add_argument(
-        "--mutant", metavar="NAME|all", help="explore a seeded bug, or check that all are caught"
+        "--budget", type=_seconds, default=60.0, metavar="SECONDS", help="how long, such as 60s (default: 60)"
     )
-    explore.add_argument("--workers", type=int, metavar="N", help="processes at a time (default: one a core)")
+    explore.add_argument(
+        "--mutant",
+        metavar="NAME|all",
+        help="explore a seeded bug, or check that all are caught (default: none)",
+    )
+    explore.add_argument(
+        "--workers", type=int, metavar="N", help="processes at a time (default: one for each processor)"
+    )
     explore.add_argument(
         "--resume",
         type=Path,
         metavar="FILE",
-        help="go on from FILE if it exists; how far it came is kept there",
+        help="go on from FILE if it exists; how far it came is kept there (default: nowhere)",
     )
     lifecycle = kinds.add_parser("lifecycle", help="walk random histories of requests")
-    lifecycle.add_argument("--mutant", metavar="NAME|all", help="as with explore")
+    lifecycle.add_argument(
+        "--mutant", metavar="NAME|all", help="as with `vidette fuzz explore` (default: none)"
+    )
     codec = kinds.add_parser("codec", help="decode frames that were tampered with")
     codec.add_argument(
-        "--frames", type=int, default=0, metavar="N", help="go on until there were so many, if that is longer"
+        "--frames",
+        type=int,
+        default=0,
+        metavar="N",
+        help="go on until there were so many, if that is longer (default: 0)",
     )
     simulate = kinds.add_parser("simulate", help="run the engine on a clock that jumps, against an adversary")
-    simulate.add_argument("--mutant", metavar="NAME|all", help="as with explore, in the engine's own code")
+    simulate.add_argument(
+        "--mutant", metavar="NAME|all", help="as with explore, in the engine's own code (default: none)"
+    )
     replay = kinds.add_parser("replay", help="tell one history of simulate again")
     replay.add_argument("seed", type=int, metavar="SEED", help="as simulate says it")
-    replay.add_argument("--mutant", metavar="NAME", help="with a seeded bug in the engine")
+    replay.add_argument("--mutant", metavar="NAME", help="with a seeded bug in the engine (default: none)")
     for kind in (lifecycle, codec, simulate):
-        kind.add_argument("--seconds", type=float, default=30.0, metavar="N", help="how long (default: 30)")
         kind.add_argument(
-            "--seed", type=int, default=0, metavar="N", help="of everything random (default: 0)"
+            "--seconds", type=float, default=30.0, metavar="SECONDS", help="how long (default: 30)"
+        )
+        kind.add_argument(
+            "--seed", type=int, default=0, metavar="N", help="seed of everything random (default: 0)"
         )
     for kind in (explore, lifecycle, codec, simulate, replay):
         kind.add_argument("--json", action="store_true", help="print a report as the last line")
+    explain(parser, "vidette fuzz lifecycle --seconds 10 --seed 7", "vidette fuzz explore --budget 60s")
 
 
 def fuzz(options: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ import msgspec
 
 from vidette import EngineConfig, SamplingParams, Stream, __version__, open_engine
 from vidette.cli._options import add_backend_option, add_engine_options, add_model_option, engine_options
+from vidette.cli._parser import explain
 from vidette.cli._run import run
 
 SPIN_SECONDS = 0.1
@@ -32,25 +33,40 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
         "--max-new-tokens",
         type=int,
         default=defaults.max_new_tokens,
-        metavar="N",
-        help=f"most tokens to generate (default: {defaults.max_new_tokens})",
+        metavar="TOKENS",
+        help=f"most that are generated (default: {defaults.max_new_tokens})",
     )
     group.add_argument(
         "--temperature",
         type=float,
         default=defaults.temperature,
         metavar="T",
-        help="0 is greedy (default: 1)",
+        help="how random the text is; 0 is greedy (default: 1)",
     )
     group.add_argument(
-        "--top-p", type=float, default=defaults.top_p, metavar="P", help="nucleus (default: 1, all)"
+        "--top-p",
+        type=float,
+        default=defaults.top_p,
+        metavar="P",
+        help="how probable those tokens are together that are sampled from (default: 1, all)",
     )
     group.add_argument(
-        "--top-k", type=int, default=defaults.top_k, metavar="K", help="most probable (default: all)"
+        "--top-k",
+        type=int,
+        default=defaults.top_k,
+        metavar="K",
+        help="how many of the most probable tokens are sampled from (default: -1, all)",
     )
-    group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
+    group.add_argument(
+        "--seed", type=int, metavar="N", help="the same gives the same text (default: a random one)"
+    )
     group.add_argument("--ignore-eos", action="store_true", help="go on where the model would end")
     add_engine_options(parser, topology="inline")
+    explain(
+        parser,
+        "vidette generate 'The capital of France is' --temperature 0",
+        "vidette generate --chat 'What is a vidette?' --json",
+    )
 
 
 def generate(options: argparse.Namespace) -> int:

@@ -10,84 +10,112 @@ from __future__ import annotations
 import argparse
 import math
 import socket
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 
 from vidette.api import Engine, open_engine
-from vidette.cli._front_door import add_front_door_options, begin_metrics, front_door, logging_to_stderr
+from vidette.cli._front_door import (
+    add_front_door_options,
+    begin_metrics,
+    front_door,
+    logging_to_stderr,
+    service_limits,
+)
 from vidette.cli._options import add_backend_option, add_engine_options, add_model_option, engine_options
+from vidette.cli._parser import explain
 from vidette.cli._run import Stop, run, say
+from vidette.cli._telemetry import add_telemetry_options, tracing
 from vidette.errors import EngineBroken, UsageError
 
 if TYPE_CHECKING:
     import ssl
 
+    from opentelemetry.trace import Tracer
     from starlette.types import ASGIApp
 
-    from vidette.service import FrontDoor
+    from vidette.service import FrontDoor, ServiceLimits
 
 
 def add_parser(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vidette serve`."""
     add_model_option(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1)")
-    parser.add_argument(
-        "--port", type=int, default=8000, help="port; 0 takes any that is free (default: 8000)"
+    address = parser.add_argument_group("address")
+    address.add_argument(
+        "--host", default="127.0.0.1", metavar="HOST", help="address to serve on (default: 127.0.0.1)"
     )
-    parser.add_argument(
+    address.add_argument(
+        "--port", type=int, default=8000, metavar="PORT", help="0 takes any that is free (default: 8000)"
+    )
+    address.add_argument(
         "--allow-remote",
         action="store_true",
         help="allow a --host that other machines can reach although there is no --api-key; anybody there can "
         "then use the model",
     )
-    parser.add_argument(
-        "--tls-cert", type=Path, metavar="FILE", help="serve HTTPS, with this certificate (PEM)"
+    address.add_argument(
+        "--tls-cert",
+        type=Path,
+        metavar="FILE",
+        help="serve HTTPS, with this PEM certificate (default: HTTP)",
     )
-    parser.add_argument(
+    address.add_argument(
         "--tls-key",
         type=Path,
         metavar="FILE",
         help="its private key (default: in the file of the certificate)",
     )
-    parser.add_argument(
+    add_front_door_options(parser)
+    add_engine_options(parser, topology="processes")
+    add_telemetry_options(parser.add_argument_group("traces"))
+    _add_ends(parser.add_argument_group("when something goes wrong"))
+    add_backend_option(parser)
+    explain(
+        parser,
+        "vidette serve",
+        "vidette serve --model path/to/model.gguf --port 8080 --max-running 16",
+        "VIDETTE_API_KEY=... vidette serve --host 0.0.0.0",
+        note="Exit status: 0 after SIGINT or SIGTERM, 1 when the engine breaks for good, 2 for bad usage.",
+    )
+
+
+def _add_ends(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
         "--drain-seconds",
         type=seconds,
         default=5.0,
-        metavar="S",
+        metavar="SECONDS",
         help="how long running requests may go on after a signal (default: 5)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--stop-timeout",
         type=seconds,
-        metavar="S",
+        metavar="SECONDS",
         help="how long the processes may take to end after that, before they are killed (default: 5)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--supervision",
         choices=("restart", "fail"),
         default="restart",
         help="what happens when a process dies: both are started again and requests go on, or the service "
         "ends (default: restart)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--watchdog",
         choices=("restart", "report"),
         default="restart",
         help="what happens when a process hangs: both are killed, and --supervision decides what then, or "
         "only the log tells of it (default: restart)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--hang-timeout",
         type=float,
-        metavar="S",
+        metavar="SECONDS",
         help="how long that takes, at least 4; ten times as long while they compute or wait for a device "
         "(default: 30)",
     )
-    add_front_door_options(parser)
-    add_backend_option(parser)
-    add_engine_options(parser, topology="processes")
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -100,14 +128,16 @@ def serve(options: argparse.Namespace) -> int:
     if options.tls_key is not None and options.tls_cert is None:
         raise UsageError("--tls-key needs --tls-cert, the certificate that it belongs to", param="tls-key")
     tls = tls_context(options.tls_cert, options.tls_key) if options.tls_cert is not None else None
-    door = front_door(options)
-    allow_remote = options.allow_remote or door.keys.api is not None
+    door, limits = front_door(options), service_limits(options)
+    allow_remote = options.allow_remote or bool(door.keys.api)
     # Before the model is loaded: a port that is taken shows at once.
     with (
         bind(options.host, options.port, allow_remote=allow_remote) as sock,
         logging_to_stderr(as_json=options.log_format == "json"),
+        tracing(options) as tracer,
     ):
-        return run(lambda stop: _serve(options, sock, tls, door, stop), backend=options.backend, uvloop=True)
+        serving = partial(_serve, options, sock=sock, tls=tls, door=door, limits=limits, tracer=tracer)
+        return run(serving, backend=options.backend, uvloop=True)
 
 
 def seconds(text: str) -> float:
@@ -120,25 +150,36 @@ def seconds(text: str) -> float:
 
 async def _serve(
     options: argparse.Namespace,
+    stop: Stop,
+    *,
     sock: socket.socket,
     tls: ssl.SSLContext | None,
     door: FrontDoor,
-    stop: Stop,
+    limits: ServiceLimits,
+    tracer: Tracer | None,
 ) -> int:
     from vidette.service import Gate, LocalHosts, build_app  # noqa: PLC0415
     from vidette.service.servers import serving  # noqa: PLC0415
     from vidette.service.sockets import url_of  # noqa: PLC0415
 
-    async with open_engine(**engine_options(options)) as engine:
+    async with open_engine(tracer=tracer, **engine_options(options)) as engine:
         gate = Gate()
         begin_metrics(engine)
-        service = build_app(engine, gate=gate, door=door)
+        service = build_app(engine, limits=limits, gate=gate, door=door, tracer=tracer)
         app: ASGIApp = service
-        if not options.allow_remote and door.keys.api is None:
+        if not options.allow_remote and not door.keys.api:
             app = LocalHosts(app)
         async with (
             service.router.lifespan_context(service),  # what is made in the background ends with the server
-            serving(app, sock, gate=gate, drain_seconds=options.drain_seconds, drain=engine.drain, tls=tls),
+            serving(
+                app,
+                sock,
+                gate=gate,
+                limits=limits,
+                drain_seconds=options.drain_seconds,
+                drain=engine.drain,
+                tls=tls,
+            ),
         ):
             stop.defer()
             say(f"vidette serves {engine.info.name} on {url_of(sock, tls=tls is not None)}")

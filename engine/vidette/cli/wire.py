@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from vidette.cli._parser import explain
 from vidette.cli._run import say
 from vidette.errors import UsageError
 from vidette.transport.capture import SUFFIX, read_capture
@@ -59,6 +60,7 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     decode.add_argument("frame", metavar="HEX|-", help="the frame, hexadecimal; - reads its bytes from stdin")
     for kind in (dump, decode, replay):
         kind.add_argument("--json", action="store_true", help="print JSON, an object on each line")
+    explain(parser, "vidette serve --capture captures", "vidette wire dump captures")
 
 
 def wire(options: argparse.Namespace) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from vidette.detokenizer.incremental import IncrementalText
 from vidette.models.interface import TokenTable
 from vidette_protocol.errors import RemoteProtocolError
@@ -26,13 +28,19 @@ class Detokenizer:
         """Return how many requests are open."""
         return len(self._texts)
 
-    def step(self, message: BatchTokenIDOutput) -> BatchStrOutput:
+    def step(self, message: BatchTokenIDOutput, now: float = 0.0) -> BatchStrOutput:
         """Turn what one step made into text.
+
+        Args:
+            message: as the scheduler sent it.
+            now: by the machine's monotonic clock, for the requests that are timed.
 
         Raises:
             RemoteProtocolError: a row does not fit what came before of its vid, or holds back what was said.
         """
         rows = [self._row(row) for row in message.rows()]
+        if message.sparse_served:
+            rows = [_timed(row, now) for row in rows]
         return BatchStrOutput.from_rows(rows, message.ledger, len(self._texts))
 
     def _row(self, row: TokenRow) -> StrRow:
@@ -55,3 +63,10 @@ class Detokenizer:
             spec=row.spec,
             served=row.served,
         )
+
+
+def _timed(row: StrRow, now: float) -> StrRow:
+    """Return a row with the time in it, if its request is to be told."""
+    if row.served is None or not row.served.begun_at:
+        return row
+    return msgspec.structs.replace(row, served=msgspec.structs.replace(row.served, made_at=now))

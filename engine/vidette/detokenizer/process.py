@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import anyio
@@ -90,7 +91,7 @@ async def _pump(inward: Link, outward: Link, detokenizer: Detokenizer, collector
         message = await inward.receive()
         match message:
             case BatchTokenIDOutput():
-                outward.post(detokenizer.step(message))
+                outward.post(detokenizer.step(message, time.monotonic()))
             case HeartbeatReq():
                 outward.post(msgspec.structs.replace(message, detokenizer_open=len(detokenizer)))
             case FreezeGCReq():

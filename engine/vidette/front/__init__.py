@@ -12,6 +12,7 @@
 - `observer`   how long requests take, in histograms
 - `kv_events`  what the prefix cache holds, for whoever routes
 - `drain`      whether anything new is taken, and what is told to whom it could not wait for
+- `living`     what lives now, request by request, for people
 - `aborts`     ends requests from outside, one by its name or all
 - `offload`    blocking calls in threads, a few at a time
 - `prompts`    texts to token ids, conversations to texts, in time

@@ -56,6 +56,7 @@ class Admission:
         self._living = living
         self._is_over = is_over
         self._costs: dict[Vid, int] = {}
+        self._since: dict[Vid, float] = {}
         self._rendering = 0
         self._ends: deque[float] = deque(maxlen=ENDS_REMEMBERED)
         """Of requests, by `_busy`."""
@@ -114,6 +115,7 @@ class Admission:
             self._busy_since = anyio.current_time()
         self.tokens += tokens - self._costs.get(vid, 0)
         self._costs[vid] = tokens
+        self._since.setdefault(vid, anyio.current_time())
 
     def end(self, vid: Vid) -> None:
         """Count a request no more; nothing happens if it is not counted."""
@@ -122,12 +124,19 @@ class Admission:
         busy = self._busy()
         self._ends.append(busy)
         self.tokens -= self._costs.pop(vid)
+        del self._since[vid]
         if not self._costs:
             self._busy_before = busy
 
     def move(self, old: Vid, new: Vid) -> None:
         """Note that a request lives on under another vid."""
         self._costs[new] = self._costs.pop(old)
+        self._since[new] = self._since.pop(old)
+
+    def age_s(self, vid: Vid) -> float:
+        """Return for how many seconds a request has lived, those under other vids included."""
+        now = anyio.current_time()
+        return now - self._since.get(vid, now)
 
     @contextmanager
     def rendering(self, messages: Sequence[Mapping[str, str]], max_total_tokens: int) -> Iterator[None]:

@@ -82,8 +82,9 @@ def check_fits(fewest: int, max_total_tokens: int) -> None:
 
 
 def _prompt_too_long(prompt_tokens: int | str, max_total_tokens: int) -> UsageError:
+    # Clients know it by "prompt is too long", not by the code.
     return UsageError(
-        f"the prompt has {prompt_tokens} tokens; at most {max_total_tokens - 1} fit",
+        f"the prompt is too long: it has {prompt_tokens} tokens; at most {max_total_tokens - 1} fit",
         param="text",
         code="context_length_exceeded",
     )

@@ -20,15 +20,10 @@ from vidette.errors import DuplicateRequest, EngineClosed, Error, RequestReplace
 from vidette.front.aborts import Aborts
 from vidette.front.admission import Admission, most_taken
 from vidette.front.calls import Calls
-from vidette.front.checks import (
-    check_group_request,
-    check_known,
-    check_request,
-    make_rid,
-    settle,
-)
+from vidette.front.checks import check_group_request, check_known, check_request, make_rid, settle
 from vidette.front.drain import Drain
 from vidette.front.kv_events import KVEvents
+from vidette.front.living import Living
 from vidette.front.observer import Observer, Timing
 from vidette.front.offload import Offload
 from vidette.front.prompts import Prompts
@@ -36,7 +31,7 @@ from vidette.front.pulse import Pulse
 from vidette.front.questions import Questions
 from vidette.front.route import Route, batches, to_send
 from vidette.front.shards import Shards
-from vidette.front.stream import Group, Stream
+from vidette.front.stream import Group, Stream, wake_all
 from vidette.front.totals import Totals
 from vidette.models.interface import ModelInfo, Tokenizer
 from vidette.transport.link import Link, RoleFailed
@@ -99,8 +94,7 @@ class TokenizerManager:
         self.info = info
         self.ready = ready
         self.totals = Totals()
-        self._scheduler = scheduler
-        self._detokenizers = detokenizers
+        self._scheduler, self._detokenizers = scheduler, detokenizers
         self._prompts = Prompts(tokenizer, offload, vocab_size=info.vocab_size, timeout=tokenise_timeout)
         self._admission = Admission(
             max_requests, max_queued_tokens, living=self.__len__, is_over=self._is_over
@@ -124,8 +118,8 @@ class TokenizerManager:
         )
         self.observer = Observer()
         self.kv_events = KVEvents(told=kv_events)
-        self._lost: Callable[[], Error] | None = None
-        """What ended the ring, while there is no other yet."""
+        self._lost: Callable[[], Error] | None = None  # what ended the ring, while there is no other yet
+        self.living = Living(self._machine, self._routes, self._admission, lost=lambda: bool(self._lost))
         self._changed = anyio.Event()
         self._ended: Callable[[], Error] | None = None
         self._quiet = anyio.Event()
@@ -134,7 +128,12 @@ class TokenizerManager:
 
     @asynccontextmanager
     async def generate(
-        self, request: GenerateReqInput, *, replace: bool = False, deadline_s: float | None = None
+        self,
+        request: GenerateReqInput,
+        *,
+        replace: bool = False,
+        deadline_s: float | None = None,
+        timed: bool = False,
     ) -> AsyncGenerator[Stream]:
         """Open a request for one answer; leaving the block, in whatever way, ends it.
 
@@ -143,6 +142,7 @@ class TokenizerManager:
             replace: end a request that has the same rid, and take its place; else it is refused. It is ended
                 even if this one turns out not to fit, which shows only when it is tokenised.
             deadline_s: seconds from sending, after which the scheduler ends it by itself; None: never.
+            timed: whether its stages are to be told; see `Served`.
 
         Raises:
             UsageError: the request cannot be served as it is.
@@ -160,7 +160,7 @@ class TokenizerManager:
             prompt = await self._prompts.tokenise(item)
             await self._wait_ring(vid)
             # From here to the yield nothing awaits: the route exists before the scheduler can answer.
-            message = self._prepare(vid, item, prompt, deadline_s)
+            message = self._prepare(vid, item, prompt, deadline_s, timed)
             self._scheduler.post(message)
             stream = self._begin(message, timing)
             yield stream
@@ -169,7 +169,7 @@ class TokenizerManager:
 
     @asynccontextmanager
     async def generate_group(
-        self, request: GenerateReqInput, *, deadline_s: float | None = None
+        self, request: GenerateReqInput, *, deadline_s: float | None = None, timed: bool = False
     ) -> AsyncGenerator[Group]:
         """Open a request for several answers; leaving the block, in whatever way, ends all of them.
 
@@ -194,7 +194,7 @@ class TokenizerManager:
             await self._wait_ring(*vids)
             # From here to the yield nothing awaits, as above.
             messages = [
-                self._prepare(vid, item, prompts[place // checked.n], deadline_s)
+                self._prepare(vid, item, prompts[place // checked.n], deadline_s, timed)
                 for place, (vid, item) in enumerate(zip(vids, items, strict=True))
             ]
             for batch in batches(messages):
@@ -207,7 +207,7 @@ class TokenizerManager:
                 self._leave(vid)
 
     def _prepare(
-        self, vid: Vid, item: GenerateItem, prompt: memoryview, deadline_s: float | None
+        self, vid: Vid, item: GenerateItem, prompt: memoryview, deadline_s: float | None, timed: bool
     ) -> TokenizedGenerateReqInput:
         """Return what is to be sent now of a request that was tokenised meanwhile; raise if nothing is."""
         self.check_open()
@@ -217,7 +217,8 @@ class TokenizerManager:
         tokens = len(prompt) // 4
         params = settle(item, tokens, self.ready.max_total_tokens, self._limits.logprob_bytes)
         self._admission.admit(vid, tokens + (params.max_new_tokens or 0))
-        return to_send(item, prompt, params, vid=vid, floor=self._machine.floor, deadline_s=deadline_s)
+        floor = self._machine.floor
+        return to_send(item, prompt, params, vid=vid, floor=floor, deadline_s=deadline_s, timed=timed)
 
     def _begin(self, message: TokenizedGenerateReqInput, timing: Timing | None) -> Stream:
         """Note that a request was sent; return what its caller reads."""
@@ -442,7 +443,7 @@ class TokenizerManager:
             match message:
                 case BatchStrOutput():
                     self._shards.hear(shard, message)
-                    self._route(message)
+                    await wake_all(self._route(message))
                 case HeartbeatReq() | FreezeGCReq():
                     self._shards.answer(shard, message)
                 case Failed():
@@ -473,22 +474,24 @@ class TokenizerManager:
                 case _:
                     raise RemoteProtocolError(f"{type(message).__name__} came after the handshake")
 
-    def _route(self, message: BatchStrOutput) -> None:
+    def _route(self, message: BatchStrOutput) -> list[Stream]:
+        """Give rows to those they are for; return the streams that have to be woken."""
         self.pulse.heard()
+        told: list[Stream] = []
         for row in message.rows():
-            to = self._machine.receive(Vid(row.vid), row.offset, len(row.token_ids), end_of(row.reason))
-            if row.reason is not None:
-                self._admission.end(Vid(row.vid))
+            vid, reason = Vid(row.vid), row.reason
+            to = self._machine.receive(vid, row.offset, len(row.token_ids), end_of(reason))
+            if reason is not None:
+                self._admission.end(vid)
             if to is None:
                 continue
-            if row.reason is not None:
-                if row.reason.type == "error":
-                    self.totals.failed += 1
-                else:
-                    self.totals.finished += 1
-            self._routes[to].stream.deliver(row)
+            if reason is not None:
+                self.totals.end(reason)
+            told.append(stream := self._routes[to].stream)
+            stream.deliver(row)
         self.totals.dropped = self._machine.dropped
         self._note_quiet()
+        return told
 
     def _note_quiet(self) -> None:
         self._admission.forget_over()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from vidette_protocol.messages import Served, SpeculativeMetrics
 
@@ -29,6 +29,36 @@ REQUEST_BOUNDS: Final = (
     *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 LENGTH_BOUNDS: Final = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5))
+
+
+class Watch(Protocol):
+    """Observes one request."""
+
+    def take(self, tokens: int, prompt_tokens: int) -> None:
+        """Note that tokens have come.
+
+        Args:
+            tokens: how many.
+            prompt_tokens: length of the prompt.
+        """
+        ...
+
+    def finish(
+        self, how: EndedBy, prompt_tokens: int, served: Served, spec: SpeculativeMetrics | None
+    ) -> None:
+        """Note that it is over; of several ends the first counts.
+
+        Args:
+            how: how it ended.
+            prompt_tokens: length of the prompt.
+            served: how it was served.
+            spec: how speculation went.
+        """
+        ...
+
+    def move(self) -> None:
+        """Note that it goes on after the death of a process."""
+        ...
 
 
 class Histogram:
@@ -125,12 +155,7 @@ class Timing:
         self._ended = False
 
     def take(self, tokens: int, prompt_tokens: int) -> None:
-        """Note that tokens have come.
-
-        Args:
-            tokens: how many.
-            prompt_tokens: length of the prompt.
-        """
+        """Note that tokens have come; see `Watch`."""
         observer = self._observer
         now = observer.clock()
         if self._last is None:
@@ -145,14 +170,7 @@ class Timing:
     def finish(
         self, how: EndedBy, prompt_tokens: int, served: Served, spec: SpeculativeMetrics | None
     ) -> None:
-        """Note that it is over; of several ends the first counts.
-
-        Args:
-            how: how it ended.
-            prompt_tokens: length of the prompt.
-            served: how it was served.
-            spec: how speculation went.
-        """
+        """Note that it is over; see `Watch`."""
         if self._ended:
             return
         self._ended = True
@@ -169,3 +187,45 @@ class Timing:
             observer.queue.observe(served.queue_s)
             observer.prompts.observe(prompt_tokens)
             observer.outputs.observe(self._made)
+
+    def move(self) -> None:
+        """Nothing: to its caller it is one request."""
+
+
+class Both:
+    """Two that observe one request.
+
+    Args:
+        first: told first.
+        second: told then.
+    """
+
+    __slots__ = ("_first", "_second")
+
+    def __init__(self, first: Watch, second: Watch) -> None:
+        self._first = first
+        self._second = second
+
+    def take(self, tokens: int, prompt_tokens: int) -> None:
+        """Tell both."""
+        self._first.take(tokens, prompt_tokens)
+        self._second.take(tokens, prompt_tokens)
+
+    def finish(
+        self, how: EndedBy, prompt_tokens: int, served: Served, spec: SpeculativeMetrics | None
+    ) -> None:
+        """Tell both."""
+        self._first.finish(how, prompt_tokens, served, spec)
+        self._second.finish(how, prompt_tokens, served, spec)
+
+    def move(self) -> None:
+        """Tell both."""
+        self._first.move()
+        self._second.move()
+
+
+def both(first: Watch | None, second: Watch | None) -> Watch | None:
+    """Return what observes for both, if there are two, or one."""
+    if first is None or second is None:
+        return first if second is None else second
+    return Both(first, second)

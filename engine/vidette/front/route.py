@@ -93,6 +93,7 @@ def to_send(
     vid: Vid,
     floor: Vid,
     deadline_s: float | None,
+    timed: bool = False,
 ) -> TokenizedGenerateReqInput:
     """Return a request as it goes to the scheduler.
 
@@ -103,6 +104,7 @@ def to_send(
         vid: its key.
         floor: the lowest vid that is not over.
         deadline_s: seconds from sending, after which the scheduler ends it; None: never.
+        timed: whether its stages are to be told.
     """
     return TokenizedGenerateReqInput(
         vid=vid,
@@ -121,6 +123,7 @@ def to_send(
         extra_key=item.extra_key,
         cache_salt=item.cache_salt,
         deadline_s=deadline_s,
+        timed=timed,
     )
 
 

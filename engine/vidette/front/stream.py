@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 import anyio
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from vidette.errors import Error, RequestError, UsageError
 from vidette.front.logprobs import Logprobs, LogprobsAsked, TokenLogprob
-from vidette.front.observer import EndedBy, Timing
+from vidette.front.observer import EndedBy, Watch, both
 from vidette_protocol.ids import Vid
 from vidette_protocol.lifecycle import PendingDelta
 from vidette_protocol.lifecycle.rows import unheard
@@ -96,13 +96,18 @@ class Stream:
         self._pending = PendingDelta[FinishReason]()
         self._reason: FinishReason | None = None
         self._failure: Callable[[], Error] | None = None
-        self._news = anyio.Event()
+        self._news = False
+        """Whether there is something to take: rows, or an error in their place."""
+        self._untold = False
+        """Whether who waits has yet to be told of it."""
+        self._bell = anyio.Semaphore(0)  # waited for again and again, which an event cannot be
+        self._waiting = False
+        self._rung = False
         self._taken_text = bytearray()  # packed, as what waits is: streams may be many, and long
         self._taken_ids = array("i")
         self._ended = False
-        self._waiting = False
         self._listener: Callable[[], None] | None = None
-        self._timing: Timing | None = None
+        self._timing: Watch | None = None
         self._said_ids = 0
         self._said_chars = 0
 
@@ -127,19 +132,31 @@ class Stream:
             await anyio.lowlevel.checkpoint()
             self._check_failed()
             raise StopAsyncIteration
-        await self._wait_news()
+        if self._waiting and self._failure is None:  # also if there is news: it is that task's
+            raise anyio.BusyResourceError("reading from")
+        self._waiting = True
+        try:
+            if self._news:
+                await anyio.lowlevel.checkpoint()
+            while not self._news:
+                self._rung = False
+                await self._bell.acquire()
+        finally:
+            self._waiting = False
         taken = self._pending.take()
+        self._news = self._failure is not None
         if taken is None:  # what is new is its failure
             self._ended = True
             assert self._failure is not None
             raise self._failure()
-        logprobs = self._logprobs_of(taken.token_ids, len(self._taken_ids))
-        self._taken_text += taken.text.encode("utf-8", "surrogatepass")
-        self._taken_ids.extend(taken.token_ids)
-        if taken.end is not None:
+        text, token_ids, end = taken
+        logprobs = () if self._logprobs is None else self._logprobs.output(token_ids, len(self._taken_ids))
+        self._taken_text += text.encode("utf-8", "surrogatepass")
+        self._taken_ids.extend(token_ids)
+        if end is not None:
             self._ended = True
             self._check_failed()
-        return Delta(taken.text, taken.token_ids, taken.end, logprobs)
+        return Delta(text, token_ids, end, logprobs)
 
     async def read(self) -> Completion:
         """Wait for the end, and return all of it, whatever was taken before.
@@ -174,15 +191,12 @@ class Stream:
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:
         """Those of the output tokens taken so far, if the request asked for log probabilities."""
-        return self._logprobs_of(self.token_ids, 0)
+        return () if self._logprobs is None else self._logprobs.output(self.token_ids, 0)
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprob, ...] | None:
         """Those of the prompt, which come with the first token; None: the request did not ask for them."""
         return None if self._logprobs is None else self._logprobs.prompt
-
-    def _logprobs_of(self, token_ids: tuple[int, ...], start: int) -> tuple[TokenLogprob, ...]:
-        return () if self._logprobs is None else self._logprobs.output(token_ids, start)
 
     @property
     def text(self) -> str:
@@ -209,43 +223,20 @@ class Stream:
                 code=self._reason.err_type,
             )
 
-    async def _wait_news(self) -> None:
-        if self._waiting:  # also if there is news: it is that task's
-            if self._failure is None:
-                raise anyio.BusyResourceError("reading from")
-            await anyio.lowlevel.checkpoint()
-            return
-        self._waiting = True
-        try:
-            if self._has_news:
-                await anyio.lowlevel.checkpoint()
-            else:
-                # Else, on asyncio, news could come before a cancellation that was there first.
-                await anyio.lowlevel.checkpoint_if_cancelled()
-            while not self._has_news:
-                self._news = anyio.Event()
-                await self._news.wait()
-        finally:
-            self._waiting = False
-
     @property
     def ready(self) -> bool:
         """Whether the next delta, or what ends the stream, can be taken without waiting."""
-        return not self._ended and self._has_news
+        return self._news and not self._ended
 
     @property
     def done(self) -> bool:
         """Whether the last delta, or the error in its place, was taken."""
         return self._ended
 
-    @property
-    def _has_news(self) -> bool:
-        return bool(self._pending) or self._reason is not None or self._failure is not None
-
     # --- the router's side -------------------------------------------------------
 
     def deliver(self, row: StrRow) -> None:
-        """Merge a row into the pending delta; synchronous, never blocks.
+        """Merge a row into the pending delta; synchronous, never blocks. `wake_all` tells who waits.
 
         Of a request that goes on elsewhere, what was said before is said again, and left out here. Text by
         its length: what comes of so many tokens is a function of them, so the beginning is the same.
@@ -263,19 +254,23 @@ class Stream:
             if self._logprobs is None:
                 self._logprobs = Logprobs()
             self._logprobs.add(row.logprobs, len(token_ids))
-        self._pending.deliver(text, token_ids, row.reason)
-        self._reason = row.reason
+        reason = row.reason
+        self._pending.deliver(text, token_ids, reason)
+        if token_ids or text or reason is not None:
+            self._news = self._untold = True
+        self._reason = reason
         if self._timing is not None:
             if token_ids:
                 self._timing.take(len(token_ids), self.prompt_tokens)
-            if row.reason is not None:
-                self._timing.finish(row.reason.type, self.prompt_tokens, self.served, self.spec)
-        self._tell()
+            if reason is not None:
+                self._timing.finish(reason.type, self.prompt_tokens, self.served, self.spec)
 
     def move(self, vid: Vid) -> None:
         """Note that the request goes on under another vid, from its beginning."""
         self.vid = vid
         self.resumed += 1
+        if self._timing is not None:
+            self._timing.move()
         # What was to be said again, and was not yet, is part of what was heard.
         waiting = self._pending.peek()
         self._said_ids = len(self.heard_ids)
@@ -291,26 +286,47 @@ class Stream:
         """End the stream with an error, made anew for whoever waits; a stream that has its end keeps it."""
         if self._reason is None:
             self._failure = failure
+            self._news = self._untold = True
             if self._timing is not None:
                 self._timing.finish(how, self.prompt_tokens, self.served, self.spec)
-            self._tell()
+            self.wake()
 
     def leave(self) -> None:
         """End the stream because its block is left; another task may wait for it still."""
         self.fail(_left, "abort")
+        self.wake()
 
-    def watch(self, timing: Timing | None) -> None:
-        """Have what comes from now on observed, if there is something that does."""
-        self._timing = timing
+    def watch(self, timing: Watch | None) -> None:
+        """Have what comes from now on observed, if there is something that does, by this one as well."""
+        self._timing = both(self._timing, timing)
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Have something called whenever there is news; it replaces what was called before."""
         self._listener = listener
 
-    def _tell(self) -> None:
-        self._news.set()
+    def wake(self) -> None:
+        """Tell whoever waits that there is news, once; of rows, `wake_all` does."""
+        if not self._untold:
+            return
+        self._untold = False
+        if self._waiting and not self._rung:
+            self._rung = True
+            self._bell.release()
         if self._listener is not None:
             self._listener()
+
+
+async def wake_all(streams: Iterable[Stream]) -> None:
+    """Wake streams to which rows were delivered, after a turn of the event loop; also if that is cancelled.
+
+    On asyncio, a task that was cancelled while it ran is told so a turn later. What woke it before that would
+    reach it all the same.
+    """
+    try:
+        await anyio.lowlevel.checkpoint()
+    finally:
+        for stream in streams:
+            stream.wake()
 
 
 class Group:

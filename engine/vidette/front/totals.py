@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from vidette_protocol.messages import FinishReason
+
 
 class Totals(Struct):
     """What has become of requests since the start.
@@ -23,3 +25,10 @@ class Totals(Struct):
     failed: int = 0
     dropped: int = 0
     resumed: int = 0
+
+    def end(self, reason: FinishReason) -> None:
+        """Count a request that came to its end."""
+        if reason.type == "error":
+            self.failed += 1
+        else:
+            self.finished += 1

@@ -66,11 +66,9 @@ class StepStruct(ctypes.Structure):
     """`Step` of decoder.hpp; its pointers are good as long as the plan is."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("tokens", "rows", "table_stride", "logits")),
-        *(
-            (name, c_void_p)
-            for name in ("token_ids", "positions", "row_starts", "block_tables", "logit_tokens")
-        ),
+        *((name, c_int64) for name in ("tokens", "rows", "table_stride", "logits", "best")),
+        *((name, c_void_p) for name in ("token_ids", "positions", "row_starts", "block_tables")),
+        *((name, c_void_p) for name in ("logit_tokens", "best_tokens")),
     )
 
     @classmethod
@@ -90,10 +88,9 @@ class StepStruct(ctypes.Structure):
             len(plan.row_starts) - 1,
             tables.strides[0] // tables.itemsize,
             len(plan.logit_tokens),
-            *(
-                a.ctypes.data
-                for a in (plan.token_ids, plan.positions, plan.row_starts, tables, plan.logit_tokens)
-            ),
+            len(plan.best_tokens),
+            *(a.ctypes.data for a in (plan.token_ids, plan.positions, plan.row_starts, tables)),
+            *(a.ctypes.data for a in (plan.logit_tokens, plan.best_tokens)),
         )
 
 
@@ -113,7 +110,7 @@ def bind(library: ctypes.CDLL) -> Mapping[str, Function]:
         "set_head": (i32, p, i32, p, i64, i64, i32),
         "set_norm": (i32, p, p),
         "set_pool": (None, p, p, i64),
-        "step": (i32, p, POINTER(StepStruct), p),
+        "step": (i32, p, POINTER(StepStruct), p, p),
         "weight_bytes": (i64, p),
         "profile": (None, p, i32),
         "profiled": (i32, p, POINTER(c_double)),

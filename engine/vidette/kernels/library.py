@@ -16,7 +16,7 @@ from vidette.kernels.target import TARGETS, Target, missing_features
 
 logger = logging.getLogger(__name__)
 
-ABI: Final = 1
+ABI: Final = 2
 """Of what the library exports; `vidette_kernels_abi()` of `source/kernels.cpp` says the same."""
 VARIABLE: Final = "VIDETTE_KERNELS"
 """In the environment: a target, or "off"."""

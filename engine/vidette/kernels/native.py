@@ -24,7 +24,7 @@ from vidette.kernels.bindings import (
     bind,
 )
 from vidette.kernels.processors import usable_processors
-from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan
+from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan, StepResult
 from vidette.models.weights import DecoderWeights, Matrix
 
 if TYPE_CHECKING:
@@ -131,20 +131,23 @@ class NativeDecoder:
         assert self._pool is not None, "allocate() comes first"
         self._pool[:, list(blocks)] = payload.swapaxes(0, 1)
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Compute one step, as `Model.forward` says; the next step overwrites what it returned."""
+    def forward(self, plan: StepPlan) -> StepResult:
+        """Compute one step, as `Model.forward` says; the next step overwrites the logits."""
         assert self._pool is not None, "allocate() comes first"
         count = len(plan.logit_tokens)
         if count > len(self._logits):  # kept, since fresh pages cost more than all else here
             self._logits = torch.empty((count, self._config.vocab_size), dtype=torch.float32)
         logits = self._logits[:count]
+        best = np.empty(len(plan.best_tokens), dtype=np.int64)
         step = StepStruct.of(plan)
-        outcome = self._functions["step"](self._open_handle, ctypes.byref(step), logits.data_ptr())
+        outcome = self._functions["step"](
+            self._open_handle, ctypes.byref(step), logits.data_ptr(), best.ctypes.data
+        )
         if outcome == UNKNOWN_TOKEN:
             raise ValueError(f"a token is none of the model's, 0 to {self._config.vocab_size - 1}")
         if outcome:
             raise KernelError("there is not enough memory for a step")
-        return logits
+        return StepResult(logits, torch.from_numpy(best))
 
     def start_profile(self) -> None:
         """Begin to measure where the time of steps goes."""

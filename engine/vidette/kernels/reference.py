@@ -196,6 +196,19 @@ def softcap(x: Floats, cap: float) -> Floats:
     return (cap * np.tanh(x.astype(np.float64) / cap)).astype(np.float32)
 
 
+def best_tokens(logits: Floats) -> NDArray[np.int64]:
+    """Return the token with the largest logit of each row, of equal ones the first.
+
+    It is -1 if the largest is not finite, or one of them is not a number.
+
+    Args:
+        logits: [N, vocabulary], softcapped if that is to be.
+    """
+    tokens = logits.argmax(axis=1)
+    largest = logits.max(axis=1)  # not a number if one is none
+    return np.where(np.isfinite(largest), tokens, -1)
+
+
 def gated(gate: Floats, up: Floats, activation: int) -> Floats:
     """Return activation(gate) * up.
 

@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F  # noqa: N812
 
+from vidette.models.best import split_logits
 from vidette.models.decoder_config import Activation, DecoderConfig
-from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan
+from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan, StepResult
 from vidette.models.paging import AttentionGroup, AttentionLayout, lay_out
 from vidette.models.weights import DecoderLayer, DecoderWeights, Matrix, Vector
 
@@ -103,10 +104,10 @@ class Decoder:
         return [pool.view(-1, width).numpy() for pools in self._pools for pool in pools]
 
     @torch.inference_mode()
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan) -> StepResult:
         """Compute one step, as `Model.forward` says.
 
-        The result is an inference tensor: change it in place under `torch.inference_mode()` only.
+        The logits are an inference tensor: change them in place under `torch.inference_mode()` only.
         """
         config = self._config
         layout = lay_out(plan, config.num_heads // config.num_kv_heads, config.windows)
@@ -134,9 +135,9 @@ class Decoder:
                 added_TE = self._rms_norm(added_TE, layer.post_ffn_norm)
             x_TE = x_TE + added_TE
 
-        wanted = x_TE[torch.from_numpy(plan.logit_tokens).long()]
+        wanted = x_TE[torch.from_numpy(plan.wanted_tokens).long()]
         logits = linear(self._rms_norm(wanted, self._norm), self._head_VE)
-        return capped(logits, config.logit_softcap)
+        return split_logits(capped(logits, config.logit_softcap), plan)
 
     def _project(
         self,
@@ -167,36 +168,9 @@ class Decoder:
         self, q_THD: torch.Tensor, pools: tuple[torch.Tensor, torch.Tensor], layout: AttentionLayout
     ) -> torch.Tensor:
         """Attend to what each query sees of its row's context; returns [T, heads * head_dim]."""
-        mixed = [self._attend_group(q_THD, *pools, group) for group in layout.groups]
+        mixed = [attend_group(q_THD, *pools, group, self._config) for group in layout.groups]
         mixed_TE = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         return mixed_TE if layout.order_T is None else mixed_TE[layout.order_T]
-
-    def _attend_group(
-        self, q_THD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: AttentionGroup
-    ) -> torch.Tensor:
-        """Attend for one group of rows; returns [R * Q, heads * head_dim]."""
-        config = self._config
-        (rows, num_queries), slots_N = group.queries_RQ.shape, group.slots_RC.flatten()
-        pool_shape = (rows, -1, config.num_kv_heads, config.head_dim)
-        k_RKCD = keys.index_select(0, slots_N).view(pool_shape).transpose(1, 2)
-        v_RKCD = values.index_select(0, slots_N).view(pool_shape).transpose(1, 2)
-        # The G heads that share a key-value head become further queries of it: N = Q * G.
-        q_RQKGD = q_THD[group.queries_RQ.flatten()].view(
-            rows, num_queries, config.num_kv_heads, -1, config.head_dim
-        )
-        q_RKND = q_RQKGD.transpose(1, 2).flatten(2, 3)
-        out_RKND = _attention(
-            q_RKND,
-            k_RKCD,
-            v_RKCD,
-            group.mask_R1NC,
-            scale=config.query_scale,
-            softcap=config.attention_softcap,
-        )
-        out_RQKGD = out_RKND.reshape(rows, config.num_kv_heads, num_queries, -1, config.head_dim).transpose(
-            1, 2
-        )
-        return out_RQKGD.reshape(rows * num_queries, -1)
 
     def _rms_norm(self, x_TE: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x_TE, (self._config.hidden_size,), weight, self._config.norm_epsilon)
@@ -216,20 +190,45 @@ def _rotate(x_THD: torch.Tensor, rotation_T1P: torch.Tensor, *, interleaved: boo
     return torch.cat((pairs_THP.real, pairs_THP.imag), dim=-1)
 
 
-def _attention(
-    q_RKND: torch.Tensor,
-    k_RKCD: torch.Tensor,
-    v_RKCD: torch.Tensor,
-    mask_R1NC: torch.Tensor,
-    *,
-    scale: float,
-    softcap: float,
+def attend_group(
+    q_THD: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    group: AttentionGroup,
+    config: DecoderConfig,
 ) -> torch.Tensor:
-    """Return softmax(cap(q @ k.T * scale) + mask) @ v, [R, K, N, D]."""
-    if not softcap:
-        return F.scaled_dot_product_attention(q_RKND, k_RKCD, v_RKCD, attn_mask=mask_R1NC, scale=scale)
-    scores_RKNC = capped(q_RKND @ k_RKCD.transpose(-1, -2) * scale, softcap)
-    return (scores_RKNC + mask_R1NC).softmax(dim=-1) @ v_RKCD
+    """Attend for one group of rows.
+
+    Args:
+        q_THD: queries of all tokens of the step.
+        keys: of a layer's pool, [slots, kv_heads, head_dim], in the type of the queries.
+        values: likewise.
+        group: which rows, and what they see.
+        config: of the decoder.
+
+    Returns:
+        [R * Q, heads * head_dim], in the type of the queries.
+    """
+    (rows, num_queries), slots_N = group.queries_RQ.shape, group.slots_RC.flatten()
+    seen_shape = (rows, -1, config.num_kv_heads, config.head_dim)
+    k_RKCD = keys.index_select(0, slots_N).view(seen_shape).transpose(1, 2)
+    v_RKCD = values.index_select(0, slots_N).view(seen_shape).transpose(1, 2)
+    # The G heads that share a key-value head become further queries of it: N = Q * G.
+    q_RQKGD = q_THD.index_select(0, group.queries_RQ.flatten()).view(
+        rows, num_queries, config.num_kv_heads, -1, config.head_dim
+    )
+    q_RKND = q_RQKGD.transpose(1, 2).flatten(2, 3)
+    if config.attention_softcap:
+        scores_RKNC = (q_RKND @ k_RKCD.transpose(-1, -2)).float() * config.query_scale
+        scores_RKNC = capped(scores_RKNC, config.attention_softcap)
+        shares_RKNC = scores_RKNC.masked_fill(~group.visible_R1NC, -torch.inf).softmax(dim=-1)
+        out_RKND = shares_RKNC.to(q_THD.dtype) @ v_RKCD
+    else:
+        out_RKND = F.scaled_dot_product_attention(
+            q_RKND, k_RKCD, v_RKCD, attn_mask=group.visible_R1NC, scale=config.query_scale
+        )
+    out_RKQGD = out_RKND.reshape(rows, config.num_kv_heads, num_queries, -1, config.head_dim)
+    return out_RKQGD.transpose(1, 2).reshape(rows * num_queries, -1)
 
 
 def capped(x: torch.Tensor, cap: float) -> torch.Tensor:

@@ -30,10 +30,11 @@ from torch.nn import functional as F  # noqa: N812
 
 from vidette.models import accelerator
 from vidette.models.accelerator import Capture
-from vidette.models.decoder import LayerTensors, WeightLoader, capped
+from vidette.models.best import split_logits
+from vidette.models.decoder import LayerTensors, WeightLoader, attend_group, capped
 from vidette.models.decoder_config import Activation, DecoderConfig
-from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan
-from vidette.models.paging import find_slots, group_rows
+from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan, StepResult
+from vidette.models.paging import AttentionGroup, find_slots, group_rows
 from vidette.models.weights import DecoderWeights
 
 _FIXED: Final = 3  # token id, position and slot of a decode go before its block table
@@ -51,16 +52,6 @@ class _Group(NamedTuple):
     """int64: block numbers."""
     reach: int
     """No row has more positions than this."""
-
-
-class _Sight(NamedTuple):
-    """What the queries of a group see, for one window."""
-
-    queries_RQ: torch.Tensor
-    slots_RC: torch.Tensor
-    """int64: slot of each position the row sees; padding repeats the row's last."""
-    visible_R1NC: torch.Tensor
-    """bool: whether a query sees a position."""
 
 
 class _Step(NamedTuple):
@@ -187,15 +178,15 @@ class DeviceDecoder:
     # --- steps -------------------------------------------------------------------
 
     @torch.inference_mode()
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan) -> StepResult:
         """Compute one step, as `Model.forward` says; a device may not have done so yet.
 
-        The result is an inference tensor: change it in place under `torch.inference_mode()` only.
+        The logits are an inference tensor: change them in place under `torch.inference_mode()` only.
         """
         num_new_R = np.diff(plan.row_starts)
         if len(num_new_R) <= self._max_rows and num_new_R.max(initial=0) == num_new_R.min(initial=1) == 1:
-            return self._decode(plan)
-        return self._extend(plan, num_new_R)
+            return split_logits(self._decode(plan), plan)
+        return split_logits(self._extend(plan, num_new_R), plan)
 
     def _decode(self, plan: StepPlan) -> torch.Tensor:
         """Compute a step in which every row has one token."""
@@ -204,9 +195,10 @@ class DeviceDecoder:
         self._fill(step, plan)
         step.run()
         logits = step.logits_RV[:rows]
-        if len(plan.logit_tokens) == rows and bool((plan.logit_tokens == np.arange(rows)).all()):
+        wanted = plan.wanted_tokens
+        if len(wanted) == rows and bool((wanted == np.arange(rows)).all()):
             return logits
-        return logits.index_select(0, self._upload(plan.logit_tokens)[0])
+        return logits.index_select(0, self._upload(wanted)[0])
 
     def _fill(self, step: _Step, plan: StepPlan | None) -> None:
         """Tell a step what to compute; None: nothing but what fills it up."""
@@ -264,7 +256,7 @@ class DeviceDecoder:
             plan.token_ids,
             plan.positions,
             find_slots(plan.block_tables[rows_T], plan.positions[:, None])[:, 0],
-            plan.logit_tokens,
+            plan.wanted_tokens,
             np.arange(0) if order_T is None else order_T,
         ]
         for (rows, queries_RQ), reach in zip(grouped, reaches, strict=True):
@@ -312,7 +304,7 @@ class DeviceDecoder:
             q_THD, k_TKD, v_TKD = self._project(normed_TE, layer, turns[config.rope_kinds[index]])
             keys.index_copy_(0, slots_T, k_TKD)
             values.index_copy_(0, slots_T, v_TKD)
-            mixed = [self._attend(q_THD, keys, values, sight) for sight in sights[windows[index]]]
+            mixed = [attend_group(q_THD, keys, values, sight, config) for sight in sights[windows[index]]]
             mixed_TE = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
             if order_T is not None:
                 mixed_TE = mixed_TE.index_select(0, order_T)
@@ -363,7 +355,7 @@ class DeviceDecoder:
 
     # --- attention ---------------------------------------------------------------
 
-    def _look(self, positions_T: torch.Tensor, group: _Group, window: int) -> _Sight:
+    def _look(self, positions_T: torch.Tensor, group: _Group, window: int) -> AttentionGroup:
         """Find what each query of a group sees; positions count from the first that its row's first sees."""
         queries_RQ, tables_RW, reach = group
         rows, num_queries = queries_RQ.shape
@@ -380,37 +372,11 @@ class DeviceDecoder:
         visible_RQGC = visible_RQC[:, :, None].expand(-1, -1, heads_per_kv_head, -1)
         own_RC = torch.minimum(places_RC, last_R1)
         blocks_RC = tables_RW.gather(1, own_RC // BLOCK_SIZE)
-        return _Sight(
+        return AttentionGroup(
             queries_RQ,
             blocks_RC * BLOCK_SIZE + own_RC % BLOCK_SIZE,
             visible_RQGC.reshape(rows, 1, num_queries * heads_per_kv_head, length),
         )
-
-    def _attend(
-        self, q_THD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sight: _Sight
-    ) -> torch.Tensor:
-        """Attend for one group of rows; returns [R * Q, heads * head_dim]."""
-        config = self._config
-        (rows, num_queries), slots_N = sight.queries_RQ.shape, sight.slots_RC.flatten()
-        seen_shape = (rows, -1, config.num_kv_heads, config.head_dim)
-        k_RKCD = keys.index_select(0, slots_N).view(seen_shape).transpose(1, 2)
-        v_RKCD = values.index_select(0, slots_N).view(seen_shape).transpose(1, 2)
-        # The G heads that share a key-value head become further queries of it: N = Q * G.
-        q_RQKGD = q_THD.index_select(0, sight.queries_RQ.flatten()).view(
-            rows, num_queries, config.num_kv_heads, -1, config.head_dim
-        )
-        q_RKND = q_RQKGD.transpose(1, 2).flatten(2, 3)
-        if config.attention_softcap:
-            scores_RKNC = (q_RKND @ k_RKCD.transpose(-1, -2)).float() * config.query_scale
-            scores_RKNC = capped(scores_RKNC, config.attention_softcap)
-            shares_RKNC = scores_RKNC.masked_fill(~sight.visible_R1NC, -torch.inf).softmax(dim=-1)
-            out_RKND = shares_RKNC.to(self.dtype) @ v_RKCD
-        else:
-            out_RKND = F.scaled_dot_product_attention(
-                q_RKND, k_RKCD, v_RKCD, attn_mask=sight.visible_R1NC, scale=config.query_scale
-            )
-        out_RKQGD = out_RKND.reshape(rows, config.num_kv_heads, num_queries, -1, config.head_dim)
-        return out_RKQGD.transpose(1, 2).reshape(rows * num_queries, -1)
 
 
 def _rotate(

@@ -1,7 +1,7 @@
-"""What a model is to the rest of the engine: one plan in, one matrix of logits out.
+"""What a model is to the rest of the engine: one plan in, logits and best tokens out.
 
-The scheduler writes a `StepPlan` (plain NumPy, no torch); a `Model` turns it into logits in one call over
-all rows and layers; a `Tokenizer` turns text into token ids in the front; a `TokenTable` turns ids back
+The scheduler writes a `StepPlan` (plain NumPy, no torch); a `Model` turns it into a `StepResult` in one call
+over all rows and layers; a `Tokenizer` turns text into token ids in the front; a `TokenTable` turns ids back
 into bytes in the detokenizer. Nothing here imports torch at run time: the front and the detokenizer
 never pay for it.
 """
@@ -9,7 +9,7 @@ never pay for it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE = 16
 """Tokens per block of the paged KV pool."""
+NOT_FINITE: Final = -1
+"""In place of a token: the logits that it would be chosen by are not finite, or all masked."""
 
 
 class StepPlan(NamedTuple):
-    """One step: R rows (requests), T tokens to compute in all, L rows whose logits are wanted.
+    """One step: R rows (requests), T tokens to compute in all.
+
+    After L of these tokens the logits are wanted, after G others just the token with the largest logit, which
+    a model may find without writing the logits of a whole vocabulary.
 
     A row is a decode (one token) or a chunk of a prefill (several); both kinds may be mixed in any order.
     Token `t` of row `r` sits at absolute position `positions[t]`; its key and value are written to slot
@@ -41,7 +46,29 @@ class StepPlan(NamedTuple):
     block_tables: NDArray[np.int32]
     """[R, B] block numbers of each row, padded on the right with 0; may be part of a wider table."""
     logit_tokens: NDArray[np.int32]
-    """[L] indices into the T tokens; logits are computed for these alone, in this order."""
+    """[L] indices into the T tokens; logits are returned for these alone, in this order."""
+    best_tokens: NDArray[np.int32]
+    """[G] indices into the T tokens; the best next token is returned for these alone, in this order."""
+
+    @property
+    def wanted_tokens(self) -> NDArray[np.int32]:
+        """[L + G] all of the T tokens after which something is wanted: `logit_tokens`, then `best_tokens`."""
+        if not len(self.best_tokens):
+            return self.logit_tokens
+        if not len(self.logit_tokens):
+            return self.best_tokens
+        return np.concatenate((self.logit_tokens, self.best_tokens))
+
+
+class StepResult(NamedTuple):
+    """What a step has computed. On a device it may not have been computed yet."""
+
+    logits: torch.Tensor
+    """float32 [L, vocab_size], row i the logits after token `plan.logit_tokens[i]`. They may be changed, and
+    the next step may overwrite them."""
+    best: torch.Tensor
+    """int64 [G], the token with the largest logit after token `plan.best_tokens[i]`; of equal ones it is the
+    lowest, and NOT_FINITE if the largest is not finite or one of them is NaN."""
 
 
 class ModelInfo(NamedTuple):
@@ -124,14 +151,12 @@ class Model(BlockCopier, Protocol):
     def allocate(self, num_blocks: int) -> None:
         """Create the KV pool: `num_blocks` blocks of BLOCK_SIZE tokens. Called once, before `forward`."""
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan) -> StepResult:
         """Compute one step over all rows and layers.
+
+        If the model `overlaps`, whoever reads the result waits for it.
 
         Args:
             plan: has been read when this returns, and is written anew for the next step.
-
-        Returns:
-            float32 [L, vocab_size], row i the logits after token `plan.logit_tokens[i]`. They may be changed,
-            and the next call may overwrite them. If it `overlaps`, whoever reads them waits for them.
         """
         ...

@@ -42,9 +42,9 @@ class AttentionGroup(NamedTuple):
     queries_RQ: torch.Tensor
     """int64: index of each query among the step's tokens; padding repeats the row's first."""
     slots_RC: torch.Tensor
-    """int64: slot in the pool of each position the row sees; padding repeats the row's first."""
-    mask_R1NC: torch.Tensor
-    """float32, added to the scores: 0 where a query sees a position, -inf elsewhere."""
+    """int64: slot in the pool of each position the row sees; padding repeats one of the row's."""
+    visible_R1NC: torch.Tensor
+    """bool: whether a query sees a position."""
 
 
 class AttentionLayout(NamedTuple):
@@ -108,7 +108,7 @@ def _lay_out_attention(plan: StepPlan, heads_per_kv_head: int, window: int) -> A
             AttentionGroup(
                 torch.from_numpy(queries_RQ),
                 torch.from_numpy(find_slots(plan.block_tables[rows], own_RC)),
-                torch.from_numpy(np.where(visible_RNC, np.float32(0), np.float32(-np.inf))[:, None]),
+                torch.from_numpy(visible_RNC[:, None]),
             )
         )
     return AttentionLayout(groups, None if order_T is None else torch.from_numpy(order_T))

@@ -1,6 +1,6 @@
 """Where models are: a name or a path in, a `ModelSource` out.
 
-Known models live as plain files in one cache directory; `pull` puts them there.
+Known models live as plain files in one cache directory, and those of a hub below it; `pull` puts them there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from vidette.errors import ModelError, UsageError
+from vidette.models.hub import find_pulled, parse_hub_name
 from vidette.models.toy_tokenizer import TOY_NAME
 
 CONFIG_FILE: Final = "config.json"
@@ -95,16 +96,16 @@ def models_directory(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def resolve(name_or_path: str, *, directory: Path | None = None) -> ModelSource:
-    """Find a model by its known name, by the path of its GGUF file, or by that of its directory.
+    """Find a model by its known name, its name on a hub, the path of its GGUF file, or that of its directory.
 
     Args:
-        name_or_path: "toy", a name of KNOWN_MODELS, a path that ends in ".gguf", or the path of a directory
-            with config.json and *.safetensors.
+        name_or_path: "toy", a name of KNOWN_MODELS, a path that ends in ".gguf", the path of a directory
+            with config.json and *.safetensors, or a `HubName` that was pulled.
         directory: where pulled models are (default: `models_directory()`).
 
     Raises:
         UsageError: neither a known name nor a path of a model.
-        ModelError: a known model that was not pulled, a path where no file is, or a directory that lacks
+        ModelError: a model that was not pulled, a path where no file is, or a directory that lacks
             what a model is made of.
     """
     if name_or_path == TOY_NAME:
@@ -121,14 +122,21 @@ def resolve(name_or_path: str, *, directory: Path | None = None) -> ModelSource:
     if os.path.isdir(name_or_path):  # noqa: PTH112 - Path.is_dir raises where a name is too long
         _check_directory(path)
         return ModelSource(path.name or path.resolve().name or name_or_path, path)
+    hub_name = parse_hub_name(name_or_path)
     if name_or_path.endswith(".gguf"):
-        if not path.is_file():
+        if path.is_file():
+            return ModelSource(path.stem, path)
+        if hub_name is None or hub_name.file is None:
             raise ModelError(f"no model file at {name_or_path}")
-        return ModelSource(path.stem, path)
+    if hub_name is not None:
+        found = find_pulled(hub_name, directory or models_directory())
+        if hub_name.file is None and found.is_dir():
+            _check_directory(found)
+        return ModelSource(name_or_path, found)
     known = ", ".join((TOY_NAME, *KNOWN_MODELS))
     raise UsageError(
         f"unknown model {name_or_path!r}: give the path of a .gguf file, the path of a directory with "
-        f"{CONFIG_FILE} and *.safetensors, or one of the known names ({known})"
+        f"{CONFIG_FILE} and *.safetensors, a model of a hub as ORG/NAME, or one of the known names ({known})"
     )
 
 

@@ -6,7 +6,7 @@ wrong block table, a block freed twice or a stale slot changes the text: a test 
 tested the block accounting.
 """
 
-# ruff: noqa: N803, N806  array names end in their shape: T tokens, L logit rows, C context positions
+# ruff: noqa: N803, N806  array names end in their shape: T tokens, L rows of logits, C context positions
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan
+from vidette.models.best import split_logits
+from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan, StepResult
 from vidette.models.toy_tokenizer import TOY_EOS_ID, TOY_VOCAB_SIZE, toy_info
 
 _STATES: Final = 1024
@@ -58,26 +59,24 @@ class ToyModel:
         """Put copies of token ids into these blocks."""
         self._pool.reshape(-1, BLOCK_SIZE)[list(blocks)] = payload
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Write the step's token ids into the pool and hash each wanted context as read from it.
-
-        Returns:
-            float32 [L, vocab_size], as `Model.forward` says.
-        """
+    def forward(self, plan: StepPlan) -> StepResult:
+        """Write the step's token ids into the pool and hash each wanted context as read from it."""
         num_rows = len(plan.row_starts) - 1
         rows_T = np.repeat(np.arange(num_rows), np.diff(plan.row_starts))
         blocks_T = plan.block_tables[rows_T, plan.positions // BLOCK_SIZE]
         slots_T = blocks_T * BLOCK_SIZE + plan.positions % BLOCK_SIZE
         self._pool[slots_T] = plan.token_ids
 
-        last_L = plan.positions[plan.logit_tokens]
+        wanted_L = plan.wanted_tokens
+        last_L = plan.positions[wanted_L]
         positions_C = np.arange(int(last_L.max(initial=0)) + 1)
-        blocks_LC = plan.block_tables[rows_T[plan.logit_tokens]][:, positions_C // BLOCK_SIZE]
+        blocks_LC = plan.block_tables[rows_T[wanted_L]][:, positions_C // BLOCK_SIZE]
         tokens_LC = self._pool[blocks_LC * BLOCK_SIZE + positions_C % BLOCK_SIZE]
         states_L = _hash_contexts(tokens_LC, self._position_weights[: len(positions_C)], last_L)
         last_tokens_L = tokens_LC[np.arange(len(last_L)), last_L]
         after_high_byte_L = (last_tokens_L >= 128) & (last_tokens_L < 256)
-        return torch.from_numpy(self._logits_of_state[states_L + _STATES * after_high_byte_L])
+        logits = torch.from_numpy(self._logits_of_state[states_L + _STATES * after_high_byte_L])
+        return split_logits(logits, plan)
 
 
 def _hash_contexts(

@@ -10,7 +10,7 @@
 - `options`  sizes and rules of a loop
 - `sequence` one request as it is computed
 - `plan`     from a batch of sequences to what the model is told
-- `choosing` from logits to what each sequence says next
+- `choosing` from what a step has computed to what each sequence says next
 - `drafts`   pure: what a request may say next, from what was said before
 - `corpora`  pure: texts that all requests draft from
 - `sampling` what a request wants of its tokens, and what its tokens so far do to the logits

@@ -1,4 +1,4 @@
-"""From a step's logits to what each sequence of the batch says next.
+"""From a step's result to what each sequence of the batch says next.
 
 A draft is judged by what would have been chosen without it: each of its places has its own number to draw by
 (seed and position), so it is kept as far as it is the very token that is chosen there. The text is the same
@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import torch
 
-from vidette.models.accelerator import upload
+from vidette.models.accelerator import Fetched, fetch, upload
+from vidette.models.interface import NOT_FINITE, StepResult
 from vidette.scheduler.logprobs import Found, Wanted, find_logprobs
 from vidette.scheduler.plan import Share
-from vidette.scheduler.sampler import NOT_FINITE, Sampling, begin
+from vidette.scheduler.sampler import Sampling, begin
 from vidette.scheduler.sampling import SamplingRow
 
 
@@ -53,43 +54,52 @@ class _Begun(NamedTuple):
 class Flight:
     """A batch that was launched, and what each of its sequences says next: known when it lands.
 
-    A device is sent all that this takes at once. On a CPU logits are not looked at before it lands.
+    A device is sent all that this takes at once. On a CPU nothing is looked at before it lands.
 
     Args:
         batch: as it was launched; nothing is to happen to its sequences until it has landed.
-        logits: float32 [L, V], `wanted` of each share, in order; may be changed in place.
+        result: `wanted` of each share, in order, best tokens or logits; these may be changed in place.
     """
 
-    __slots__ = ("_begun", "_logits", "batch")
+    __slots__ = ("_begun", "_best", "_result", "batch")
 
-    def __init__(self, batch: Items[Share], logits: torch.Tensor) -> None:
+    def __init__(self, batch: Items[Share], result: StepResult) -> None:
         self.batch = batch
-        self._logits = logits
-        self._begun = None if logits.device.type == "cpu" else self._begin()
+        self._result = result
+        self._begun: _Begun | None = None
+        self._best: Fetched | None = None
+        if result.logits.device.type != "cpu":
+            self._begun, self._best = self._begin(), fetch(result.best)
 
     def wait(self) -> None:
         """Wait until a device has computed it; nothing changes."""
-        if self._begun is not None:
+        if self._begun is not None and self._best is not None:
             self._begun.sampling.wait()
+            self._best.wait()
 
     def land(self) -> list[Made | None]:
         """Return what each sequence says next, as soon as that is known; None: its prefill goes on."""
         counts, rows, logits, sampling = self._begin() if self._begun is None else self._begun
         tokens = sampling.tokens()
-        if logits is not self._logits:  # as none but these are wanted besides
+        best: list[int] = (self._result.best if self._best is None else self._best.wait()).tolist()
+        if logits is not self._result.logits:  # as none but these are wanted besides
             self._add_prompt_logprobs()
         made: list[Made | None] = []
-        start = 0
+        start = best_start = 0
         reported: list[tuple[int, int, Wanted]] = []
         for place, (share, count) in enumerate(zip(self.batch, counts, strict=True)):
             if not share.last:
                 made.append(None)
                 continue
-            if count == 1 and tokens[start] != NOT_FINITE:  # nearly always
-                said = Made([tokens[start]])
+            if share.best:
+                chosen = best[best_start : best_start + count]
+                best_start += count
             else:
-                said = _accept(tokens[start : start + count], share.drafts)
+                chosen = tokens[start : start + count]
+            said = Made(chosen) if count == 1 and chosen[0] != NOT_FINITE else _accept(chosen, share.drafts)
             made.append(said)
+            if share.best:
+                continue
             wanted = share.sequence.wanted
             if wanted is not None:
                 reported += [(place, start + i, wanted) for i in range(len(said.tokens))]
@@ -98,17 +108,19 @@ class Flight:
 
     def _begin(self) -> _Begun:
         """Begin to choose."""
-        logits = self._logits
+        logits = self._result.logits
         places: list[int] = []
         rows: list[SamplingRow] = []
         positions: list[int] = []
         counts: list[int] = []
         end = 0
         for share in self.batch:
-            sequence = share.sequence
-            end += share.wanted
             count = share.chosen
             counts.append(count)
+            if share.best:
+                continue
+            sequence = share.sequence
+            end += share.wanted
             if count == 1:  # nearly always
                 places.append(end - 1)
                 rows.append(sequence.row)
@@ -124,11 +136,13 @@ class Flight:
     def _add_prompt_logprobs(self) -> None:
         start = 0
         for share in self.batch:
+            if share.best:
+                continue
             prompt = share.sequence.prompt_logprobs
             if prompt is not None:
                 needed = prompt.needed(share.sequence.computed, share.tokens)
                 if needed:
-                    prompt.add(needed.start, self._logits[start : start + len(needed)])
+                    prompt.add(needed.start, self._result.logits[start : start + len(needed)])
             start += share.wanted
 
 

@@ -323,8 +323,7 @@ class StepLoop:
         sequence.hold = self._cache.begin(sequence.space, sequence.known, sequence.findable)
         sequence.computed = sequence.hold.shared * BLOCK_SIZE
         if not sequence.begun:
-            sequence.begun = True
-            sequence.waited = now - sequence.arrival
+            sequence.begin(now)
             if self._options.draft_tokens:
                 sequence.speculate(self._options.draft_tokens, self._corpora)
             sequence.found = min(sequence.computed, sequence.prompt_tokens)

@@ -20,9 +20,10 @@ class Share(NamedTuple):
     Args:
         sequence: whose.
         tokens: how many of its uncomputed tokens, drafts behind them included.
-        wanted: how many logits are wanted, of the last of these tokens; 0: none.
+        wanted: after how many of these tokens, the last ones, logits or best tokens are wanted.
         last: whether nothing that is known of it is uncomputed then.
         drafts: the drafts among the tokens.
+        best: whether instead of logits it is just their best tokens that are wanted.
     """
 
     sequence: Sequence
@@ -30,6 +31,7 @@ class Share(NamedTuple):
     wanted: int
     last: bool
     drafts: Rows[int]
+    best: bool = False
 
     @classmethod
     def of(cls, sequence: Sequence, count: int, spare: int, cache: KVCache) -> Share:
@@ -47,10 +49,11 @@ class Share(NamedTuple):
             cache.grow(hold, end)
         last = end == sequence.length
         wanted = int(last) if sequence.prompt_logprobs is None else sequence.logits_wanted(count)
+        best = sequence.takes_best
         if sequence.drafts is None or not sequence.decoding:
-            return cls(sequence, count, wanted, last, ())
+            return cls(sequence, count, wanted, last, (), best)
         drafts = sequence.draft(min(spare, sequence.room - 1))
-        return cls(sequence, count + len(drafts), wanted + len(drafts), last, drafts)
+        return cls(sequence, count + len(drafts), wanted + len(drafts), last, drafts, best)
 
     @property
     def chosen(self) -> int:
@@ -82,9 +85,11 @@ class PlanWriter:
         self._filled: list[int] = []
         """How many blocks are in a row."""
         self._decodes: StepPlan | None = None
+        self._bests: list[bool] = []
+        """Of which rows of it just best tokens are wanted."""
 
     def write(self, batch: Rows[Share]) -> StepPlan:
-        """Write the plan of a batch; the logits are those of its rows in order, `wanted` of each.
+        """Write the plan of a batch; of its rows, in order, `wanted` logits or best tokens each.
 
         It is good until the next one is written.
         """
@@ -92,28 +97,34 @@ class PlanWriter:
         firsts: list[int] = []
         lasts: list[int] = []
         ends: list[int] = []
+        bests: list[bool] = []
         versions = self._versions
         if rows > len(versions):
             self._widen(rows, 0)
-        for row, (sequence, tokens, wanted, last, _) in enumerate(batch):
+        for row, (sequence, tokens, wanted, last, _, best) in enumerate(batch):
             first, hold = sequence.computed, sequence.hold
             assert hold is not None
             firsts.append(first)
             lasts.append(sequence.last)
             ends.append(first + tokens)
+            bests.append(best)
             if not (last and tokens == wanted == 1):
                 decodes = False
             if versions[row] != hold.version:
                 self._write_table(row, hold)
         width = -(-max(ends) // BLOCK_SIZE)
         if decodes:
-            return self._write_decodes(lasts, firsts, width)
-        return _write_any(batch, firsts, self._tables[:rows, :width])
+            return self._write_decodes(lasts, firsts, bests, width)
+        return _write_any(batch, firsts, bests, self._tables[:rows, :width])
 
-    def _write_decodes(self, tokens: list[int], positions: list[int], width: int) -> StepPlan:
-        """Write a plan of rows that have one token each, whose logits are wanted."""
+    def _write_decodes(
+        self, tokens: list[int], positions: list[int], bests: list[bool], width: int
+    ) -> StepPlan:
+        """Write a plan of rows that have one token each, after which something is wanted."""
         rows, plan = len(tokens), self._decodes
-        if plan is None or plan.block_tables.shape != (rows, width):
+        if plan is None or plan.block_tables.shape != (rows, width) or bests != self._bests:
+            best = np.array(bests)
+            self._bests = bests
             ordinals = np.arange(rows + 1, dtype=np.int32)
             plan = self._decodes = StepPlan(
                 token_ids=np.empty(rows, dtype=np.int32),
@@ -121,7 +132,8 @@ class PlanWriter:
                 row_starts=ordinals,
                 context_lens=np.empty(rows, dtype=np.int32),
                 block_tables=self._tables[:rows, :width],
-                logit_tokens=ordinals[:-1],
+                logit_tokens=ordinals[:-1][~best],
+                best_tokens=ordinals[:-1][best],
             )
         plan.token_ids[:] = tokens
         plan.positions[:] = positions
@@ -148,9 +160,12 @@ class PlanWriter:
         self._decodes = None
 
 
-def _write_any(batch: Rows[Share], starts: list[int], block_tables: NDArray[np.int32]) -> StepPlan:
+def _write_any(
+    batch: Rows[Share], starts: list[int], bests: list[bool], block_tables: NDArray[np.int32]
+) -> StepPlan:
     counts = np.array([share.tokens for share in batch], dtype=np.int32)
     wanted = np.array([share.wanted for share in batch], dtype=np.int32)
+    best = np.array(bests)
     firsts = np.array(starts, dtype=np.int32)
     row_starts = np.zeros(len(batch) + 1, dtype=np.int32)
     np.cumsum(counts, out=row_starts[1:])
@@ -168,8 +183,14 @@ def _write_any(batch: Rows[Share], starts: list[int], block_tables: NDArray[np.i
         row_starts=row_starts,
         context_lens=firsts + counts,
         block_tables=block_tables,
-        logit_tokens=_ranges(row_starts[1:] - wanted, wanted),
+        logit_tokens=_lasts(row_starts[1:], np.where(best, 0, wanted)),
+        best_tokens=_lasts(row_starts[1:], np.where(best, wanted, 0)),
     )
+
+
+def _lasts(ends: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the last places before each end, `counts` of them."""
+    return _ranges(ends - counts, counts) if counts.any() else counts[:0]
 
 
 def _ranges(firsts: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.int32]:

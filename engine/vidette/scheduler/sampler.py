@@ -10,7 +10,8 @@ request's seed and the position in its output, and the way it is looked up depen
 parameters and logits alone: the same seed gives the same text whatever else is in the batch, and a request
 that is computed again goes on as it was. So sums are taken row by row, in one order; none goes over rows.
 
-No row is sorted where that can be avoided:
+A request that just takes the most probable tokens does not come here, unless it wants log probabilities: the
+model finds them (`StepResult.best`). No row is sorted where that can be avoided:
 
 - the best token: the largest peak, then the largest in its block (`vidette.scheduler.ranking`)
 - the whole vocabulary: a block of the softmax by its sum, then a token in the block
@@ -36,12 +37,11 @@ import torch
 from numpy.typing import NDArray
 
 from vidette.models.accelerator import Fetched, fetch, upload
+from vidette.models.best import take_best
+from vidette.models.interface import NOT_FINITE
 from vidette.scheduler.ranking import BLOCK, Ranking, find_best, find_peaks, look_into, rank
 from vidette.scheduler.sampling import FEW, SamplingRow, Way
 from vidette.scheduler.seeded import uniforms
-
-NOT_FINITE: Final = -1
-"""In place of a token: the logits of this row are not finite."""
 
 PIECE: Final = 1 << 19
 """Numbers of a row-by-row computation that are in memory at once: few enough to stay in a cache."""
@@ -72,8 +72,8 @@ def begin(logits: torch.Tensor, rows: Sequence[SamplingRow], positions: Sequence
     """
     if not rows:
         return Sampling([])
-    if logits.device.type == "cpu" and all(map(_takes_best, rows, positions)):
-        return Sampling(_find_best(logits.numpy()))
+    if all(row.takes_best(position) for row, position in zip(rows, positions, strict=True)):
+        return Sampling(fetch(take_best(logits)))
     faulty = _edit(logits, rows, positions)
     peaks = find_peaks(logits)
     best = peaks.amax(dim=1)
@@ -83,7 +83,7 @@ def begin(logits: torch.Tensor, rows: Sequence[SamplingRow], positions: Sequence
     for i, row in enumerate(rows):
         ways.setdefault((row.way, row.reach), []).append(i)
     doubts: list[_Doubt] = []
-    if len(ways.get(_GREEDY, ())) == len(rows):  # as most batches are, and then it is all there is to do
+    if len(ways.get(_GREEDY, ())) == len(rows):  # then it is all there is to do
         tokens = find_best(logits, peaks)
     else:
         tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
@@ -147,22 +147,6 @@ class Sampling:
                 for i, token in zip(left, found, strict=True):
                     tokens[rows[i]] = token
         return tokens
-
-
-def _takes_best(row: SamplingRow, position: int) -> bool:
-    """Return whether the token is simply that with the largest logit."""
-    return row.way is Way.BEST and not row.edited and (position >= row.min_new_tokens or not len(row.ends))
-
-
-def _find_best(logits: NDArray[np.float32]) -> list[int]:
-    """Return what `sample` does if all take the best: one pass, since after a step no code is in a cache.
-
-    The first of the largest is also the first that is no number, if there is one.
-    """
-    tokens = logits.argmax(axis=1)
-    best = logits[np.arange(len(tokens)), tokens]
-    said: list[int] = np.where(np.isfinite(best), tokens, NOT_FINITE).tolist()
-    return said
 
 
 # --- edits -----------------------------------------------------------------------------

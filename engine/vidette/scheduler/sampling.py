@@ -137,6 +137,14 @@ class SamplingRow:
         self._factors[place] = self._factor
         self._adds[place] = self._bias.get(token, 0.0) - count * self._frequency - self._presence
 
+    def takes_best(self, position: int) -> bool:
+        """Return whether from a position of the output on each token is that with the largest logit."""
+        return (
+            self.way is Way.BEST
+            and not self.edited
+            and (position >= self.min_new_tokens or not len(self.ends))
+        )
+
     @property
     def edits(self) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
         """Tokens whose logits are changed, each once; what divides or multiplies them; what is added."""

@@ -53,6 +53,9 @@ class Sequence:
         found_in_host: those of them that came back from the second tier.
         retractions: how often its blocks were taken for others.
         waited: seconds until it was begun.
+        timed: whether it is to be said when it was begun, and when its tokens were made.
+        untold: whether that is to be said for the first time.
+        begun_at: when it was begun, if it is timed.
         served: what was said of this last.
         hold: what it holds of the pool; None while it waits.
         next_block: while its prefill lasts: the whole block that it computes next.
@@ -71,6 +74,7 @@ class Sequence:
     __slots__ = (
         "arrival",
         "begun",
+        "begun_at",
         "charged",
         "computed",
         "drafts",
@@ -96,9 +100,11 @@ class Sequence:
         "spoiled",
         "stops",
         "tenant",
+        "timed",
         "tokens",
         "unsaid",
         "unsaid_logprobs",
+        "untold",
         "vid",
         "waited",
         "wanted",
@@ -133,13 +139,21 @@ class Sequence:
         self.tokens = prompt
         self.made = self.computed = self.charged = 0
         self.found = self.found_in_host = self.retractions = 0
-        self.waited = 0.0
+        self.waited = self.begun_at = 0.0
+        self.timed = self.untold = request.timed
         self.served = Served()
         self._append(request.resumed_ids)
         self.hold: Hold | None = None
         self.next_block: NextBlock | None = None
         self.unsaid: list[int] = []
         self.unsaid_logprobs: list[Found] = []
+
+    def begin(self, now: float) -> None:
+        """Note that it runs for the first time."""
+        self.begun = True
+        self.waited = now - self.arrival
+        if self.timed:
+            self.begun_at = now
 
     def prepare(self, info: ModelInfo, table: TokenTable) -> None:
         """Make it ready to run, and to say what it has made already; nothing if that was done.
@@ -216,6 +230,11 @@ class Sequence:
                 first = needed.start
         return end - first
 
+    @property
+    def takes_best(self) -> bool:
+        """Whether of its next tokens nothing is wanted but which are the most probable ones."""
+        return self.wanted is None and self.row.takes_best(self.made)
+
     def charge(self, count: int) -> int:
         """Return how many of the next tokens to be computed were not charged before; now they are."""
         before = max(self.charged, self.computed)
@@ -267,7 +286,7 @@ class Sequence:
             logprobs = write_columns(self.wanted, self.unsaid_logprobs, self.prompt_logprobs)
         spec = None if self.drafts is None or reason is None else self.drafts.metrics()
         mode = 0 if self.said else self.stops.mode
-        served = None if self.said and reason is None else self._served()
+        served = None if self.said and reason is None and not self.untold else self._served()
         row = TokenRow(self.vid, offset, tuple(self.unsaid), reason, logprobs, spec, "", held, mode, served)
         self.unsaid.clear()
         self.unsaid_logprobs.clear()
@@ -283,10 +302,11 @@ class Sequence:
         return self.say(row.offset, None, 0)
 
     def _served(self) -> Served | None:
-        """Return how it was served, if something has changed since that was said."""
-        now = Served(self.found, self.found_in_host, self.retractions, self.waited)
-        if self.served == now:
+        """Return how it was served, if something has changed since that was said, or times are to be told."""
+        now = Served(self.found, self.found_in_host, self.retractions, self.waited, self.begun_at)
+        if self.served == now and not self.timed:
             return None
+        self.untold = False
         self.served = now
         return now
 

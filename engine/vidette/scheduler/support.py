@@ -22,7 +22,7 @@ HONOURED: Final = frozenset(
     {"vid", "floor", "rid", "input_ids", "input_text", "sampling_params", "stream"}
     | {"return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"}
     | {"deadline_s", "resumed_output_ids", "priority", "extra_key", "cache_salt", "routing_key"}
-    | {"session_params"}
+    | {"session_params", "timed"}
 )
 """Fields of TokenizedGenerateReqInput."""
 

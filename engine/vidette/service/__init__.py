@@ -26,16 +26,23 @@
 - `hosts`      what a server on loopback answers to
 - `control`    what whoever runs the server does: abort, flush, pause, profile, logs
 - `info`       /server_info, /model_info, /v1/loads and /metrics
+- `activity`   /v1/activity: what the engine is doing, as a stream
+- `site`       the page at /, for people, whose files are in the folder `page`
 - `openapi`    /openapi.json: the document that says what all of these take and answer
 - `openapi_schema` JSON Schema of bodies and answers
 - `openapi_table` what the handlers take and answer
 - `later`      paths that are not served yet
 - `door`       who may come in, and the middleware that sees to it
 - `keys`       what clients have to know
+- `shares`     how much of the engine each of them gives
+- `refusals`   the answer to a request that reaches no endpoint
 - `request_ids` x-request-id, in and out
+- `traces`     a span for each request, and W3C trace context, in and out
 - `access_log` a line for each request, without its prompt
+- `log_lines`  what any line of the log looks like, as text and as JSON
 - `limits`     every bound of the service
 - `servers`    a server for the app, whichever runs on the event loop
+- `crowds`     how many connections there may be, and what becomes of one more
 - `sockets`    what servers have in common: the socket, its bounds, and TLS
 - `_uvicorn`   the one on asyncio, and the one module that knows it
 - `_hypercorn` the one on Trio
@@ -51,4 +58,7 @@ from vidette.service.gate import Gate as Gate
 from vidette.service.hosts import LocalHosts as LocalHosts
 from vidette.service.keys import Keys as Keys
 from vidette.service.keys import Secret as Secret
+from vidette.service.keys import read_keys as read_keys
 from vidette.service.limits import ServiceLimits as ServiceLimits
+from vidette.service.log_lines import JsonLines as JsonLines
+from vidette.service.log_lines import TextLines as TextLines

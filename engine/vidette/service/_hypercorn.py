@@ -32,12 +32,14 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.types import ASGIApp
 
-from vidette.service.sockets import HEAD_BYTES, KEEP_ALIVE_SECONDS
+from vidette.service.crowds import FULL, Crowd
+from vidette.service.limits import ServiceLimits
+from vidette.service.sockets import HEAD_BYTES, forget_unsent
 
 logger = logging.getLogger(__name__)
 
 READ_BYTES: Final = 64 * 1024
-"""Longest piece that is read at once."""
+"""Longest piece that is read at once; so much is read while a request waits for the answer before it."""
 UNSENT_BYTES: Final = 64 * 1024
 """An answer waits while more than that was not taken by the kernel yet."""
 WRITE_BYTES: Final = 16 * 1024
@@ -46,8 +48,6 @@ AHEAD_BYTES: Final = 64 * 1024
 """A body is not read while the app has so much of it before it."""
 LINGER_SECONDS: Final = 1.0
 """How long a client that was refused may go on sending, so that it gets to read why."""
-UNREAD_SECONDS: Final = 300.0
-"""How long a client may take to read the next WRITE_BYTES that wait for it; then it is as good as gone."""
 RETRY_SECONDS: Final = 0.1
 """After which a connection is taken, if there was no memory or descriptor for it."""
 
@@ -68,7 +68,7 @@ class HypercornServer:
         sock: listens.
         tls: how to speak TLS, if so.
         closing_seconds: how long connections have to take what was sent to them, at the end.
-        unread_seconds: how long a client may take to read the next WRITE_BYTES.
+        limits: bounds of the service.
     """
 
     def __init__(
@@ -77,15 +77,16 @@ class HypercornServer:
         sock: socket.socket,
         tls: ssl.SSLContext | None,
         closing_seconds: float,
-        *,
-        unread_seconds: float = UNREAD_SECONDS,
+        limits: ServiceLimits,
     ) -> None:
         self.listening = anyio.Event()
-        self._app = app
+        self._crowd = Crowd(app, limits.connections)
+        self._limits = limits
+        self._open = 0
+        """Connections, those included that do not speak TLS yet."""
         self._sock = sock
         self._tls = tls
         self._closing_seconds = closing_seconds
-        self._unread_seconds = unread_seconds
         self._config = _config()
         self._context = WorkerContext(None)
         self._connections: set[_Connection] = set()
@@ -128,23 +129,22 @@ class HypercornServer:
     async def _serve(self, plain: SocketStream) -> None:
         """Serve one connection; whatever goes wrong with it is its own affair."""
         connection: _Connection | None = None
+        self._open += 1
         try:
+            app = self._crowd.app_for(self._open)
+            if app is None:
+                if self._tls is None:
+                    plain.extra(SocketAttribute.raw_socket).send(FULL)  # noqa: S610  it is no database
+                return
             stream: ByteStream = plain
             if self._tls is not None:
-                with anyio.move_on_after(KEEP_ALIVE_SECONDS) as scope:
+                with anyio.move_on_after(self._limits.head_seconds) as scope:
                     stream = await TLSStream.wrap(
                         plain, server_side=True, ssl_context=self._tls, standard_compatible=False
                     )
                 if scope.cancelled_caught:
                     return
-            connection = _Connection(
-                self._app,
-                self._config,
-                self._context,
-                stream,
-                plain,
-                unread_seconds=self._unread_seconds,
-            )
+            connection = _Connection(app, self._config, self._context, stream, plain, limits=self._limits)
             self._connections.add(connection)
             await connection.run()
         except _LOST:
@@ -158,6 +158,7 @@ class HypercornServer:
         except Exception:
             logger.exception("a connection failed in a way that is a bug")
         finally:
+            self._open -= 1
             if connection is not None:
                 self._connections.discard(connection)
                 self._left.set()
@@ -175,7 +176,7 @@ class _Connection:
         context: what all connections share.
         stream: of the connection.
         plain: what is below it, if it speaks TLS.
-        unread_seconds: how long the client may take to read the next WRITE_BYTES.
+        limits: bounds of the service.
     """
 
     def __init__(
@@ -186,19 +187,20 @@ class _Connection:
         stream: ByteStream,
         plain: SocketStream,
         *,
-        unread_seconds: float,
+        limits: ServiceLimits,
     ) -> None:
         self._app = app
         self._config = config
         self._context = context
         self._stream = stream
-        self._unread_seconds = unread_seconds
-        raw = plain.extra(SocketAttribute.raw_socket)  # noqa: S610  it is no database
+        self._limits = limits
+        self._raw = raw = plain.extra(SocketAttribute.raw_socket)  # noqa: S610  it is no database
         self._socket = raw if stream is plain else None
         self._addresses = (raw.getpeername()[:2], raw.getsockname()[:2])
         self._idle = True
         self._gone = False
-        self._reading = anyio.CancelScope(deadline=anyio.current_time() + KEEP_ALIVE_SECONDS)
+        self._reading = anyio.CancelScope(deadline=anyio.current_time() + limits.head_seconds)
+        self._ahead = b""
         self._unsent = bytearray()
         self._news = anyio.Event()
         self._taken = anyio.Event()
@@ -211,6 +213,8 @@ class _Connection:
         protocol = _Http(
             app, self._config, self._context, answers, state, secure, *self._addresses, self._take
         )
+        turn: Any = _Turn(self._read_ahead)
+        protocol.can_read = turn
         async with anyio.create_task_group() as helpers:
             helpers.start_soon(self._write)
             async with anyio.create_task_group() as answers.tasks:
@@ -230,10 +234,20 @@ class _Connection:
         with self._reading:
             try:
                 while not self._gone:
-                    await protocol.handle(RawData(await self._stream.receive(READ_BYTES)))
+                    data, self._ahead = self._ahead, b""
+                    await protocol.handle(RawData(data or await self._stream.receive(READ_BYTES)))
             except _LOST:
                 self._lose()
         await protocol.handle(Closed())
+
+    async def _read_ahead(self) -> None:
+        """Read on while a request waits for its turn: else nobody would notice that the client leaves."""
+        try:
+            while len(self._ahead) < READ_BYTES:
+                self._ahead += await self._stream.receive(READ_BYTES)
+        except _LOST:
+            self._lose()
+        await anyio.sleep_forever()
 
     async def _take(self, event: Event) -> None:
         """Do what the protocol wants."""
@@ -243,7 +257,9 @@ class _Connection:
             self._reading.cancel("the protocol closes the connection")
         elif isinstance(event, Updated):
             self._idle = event.idle
-            self._reading.deadline = anyio.current_time() + KEEP_ALIVE_SECONDS if event.idle else math.inf
+            self._reading.deadline = (
+                anyio.current_time() + self._limits.head_seconds if event.idle else math.inf
+            )
 
     async def _send(self, data: bytes) -> None:
         """Take something to be sent, whole even if this is cancelled; wait while there is too much of it."""
@@ -271,13 +287,15 @@ class _Connection:
                 self._news = anyio.Event()
             piece = bytes(self._unsent[:WRITE_BYTES])
             sent = False
-            with suppress(*_LOST), anyio.move_on_after(self._unread_seconds):
+            with suppress(*_LOST), anyio.move_on_after(self._limits.unread_seconds) as scope:
                 await self._stream.send(piece)
                 sent = True
             if sent:
                 del self._unsent[: len(piece)]
                 self._say_taken()
             else:
+                if scope.cancelled_caught:
+                    forget_unsent(self._raw)
                 self._lose()
 
     def _lose(self) -> None:
@@ -298,6 +316,31 @@ class _Connection:
                 await self._stream.send_eof()
             while True:
                 await self._stream.receive(READ_BYTES)
+
+
+class _Turn:
+    """What the protocol waits for with a request that was sent ahead: the end of the answer before it.
+
+    Args:
+        meanwhile: what is done until then; it never ends by itself.
+    """
+
+    def __init__(self, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        self._meanwhile = meanwhile
+        self._waiting = anyio.CancelScope()
+
+    async def clear(self) -> None:
+        """Begin anew."""
+        self._waiting = anyio.CancelScope()
+
+    async def wait(self) -> None:
+        """Wait for it."""
+        with self._waiting:
+            await self._meanwhile()
+
+    async def set(self) -> None:
+        """Say that it is there."""
+        self._waiting.cancel("it is the turn of the next request")
 
 
 class _Http(H11Protocol):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
+from typing import Any, Final
 
 import anyio
 import uvicorn
@@ -16,8 +17,15 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from vidette.service.sockets import HEAD_BYTES, KEEP_ALIVE_SECONDS
+from vidette.service.crowds import FULL, Crowd
+from vidette.service.limits import ServiceLimits
+from vidette.service.sockets import BACKLOG, HEAD_BYTES, forget_unsent
 
+UNSENT_BYTES: Final = 4 * 1024
+"""Of an answer that the kernel has not taken; then the answer waits, and its events are merged. Each that
+uvloop keeps costs some 700 bytes besides."""
+REQUESTS_AHEAD: Final = 8
+"""A connection is read, and its end noticed, while fewer requests wait for the answer to the one before."""
 HEAD_TOO_LONG = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
@@ -31,15 +39,22 @@ class UvicornServer(uvicorn.Server):
         sock: listens.
         tls: how to speak TLS, if so.
         closing_seconds: how long connections have to take what was sent to them, at the end.
+        limits: bounds of the service.
     """
 
     def __init__(
-        self, app: ASGIApp, sock: socket.socket, tls: ssl.SSLContext | None, closing_seconds: float
+        self,
+        app: ASGIApp,
+        sock: socket.socket,
+        tls: ssl.SSLContext | None,
+        closing_seconds: float,
+        limits: ServiceLimits,
     ) -> None:
-        super().__init__(_config(app, tls, closing_seconds))
-        self.server_state = _State()
+        super().__init__(_config(app, closing_seconds, limits))
+        self.server_state = self._state = _State(Crowd(app, limits.connections), limits)
         self.listening = anyio.Event()
         self._sock = sock
+        self._tls = tls
         self._told = anyio.Event()
 
     async def run_until_told(self) -> None:
@@ -55,9 +70,17 @@ class UvicornServer(uvicorn.Server):
         self.should_exit = True
         self._told.set()
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002  it is known
         """Start to listen, and say so."""
-        await super().startup(sockets)
+        server = await asyncio.get_running_loop().create_server(
+            lambda: _Protocol(self.config, self._state, {}),
+            sock=self._sock,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else self._state.limits.head_seconds,
+            backlog=BACKLOG,
+        )
+        self.servers = [server]
+        self.started = True
         self.listening.set()
 
     async def main_loop(self) -> None:
@@ -71,10 +94,17 @@ class UvicornServer(uvicorn.Server):
 
 
 class _State(ServerState):
-    """What connections share, the header with the date among it."""
+    """What connections share, the header with the date among it.
 
-    def __init__(self) -> None:
+    Args:
+        crowd: says what answers on them.
+        limits: bounds of the service.
+    """
+
+    def __init__(self, crowd: Crowd, limits: ServiceLimits) -> None:
         super().__init__()
+        self.crowd = crowd
+        self.limits = limits
         self._second = 0
 
     def refresh_date(self) -> None:
@@ -86,32 +116,52 @@ class _State(ServerState):
 
 
 class _Protocol(HttpToolsProtocol):
-    """HTTP/1.1 of uvicorn's, with bounds on heads: it collects them however long they get, and take."""
+    """HTTP/1.1 of uvicorn's, with bounds on heads, which it collects however long they get and take, and on
+    clients that do not read. That one has left is noticed also if it has sent something ahead.
+    """
 
     server_state: _State
     _unfinished = 0
     """Bytes that have come since a head, a piece of a body or a request was last complete."""
     _late: asyncio.TimerHandle | None = None
-    """Closes the connection if a head does not become complete."""
+    """Closes the connection if a head does not become complete, or a body that nobody wants."""
+    _unread: asyncio.TimerHandle | None = None
+    """Cuts the client off if it takes nothing of what waits for it."""
+    _running: RequestResponseCycle | None = None
+    """The request that is being answered; `cycle` is the last that came."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection, which has to ask for something."""
+        """Take a connection, which has to ask for something, if there is room for it."""
         super().connection_made(transport)
+        app: Any = self.server_state.crowd.app_for(len(self.connections))
+        if app is None:
+            transport.write(FULL)
+            transport.close()
+            return
+        self.app = app
+        transport.set_write_buffer_limits(UNSENT_BYTES)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let it go."""
         self._expect_no_head()
+        self._expect_no_reader()
         super().connection_lost(exc)
+        if self._running is not None:
+            self._running.disconnected = not self._running.response_complete
+            self._running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, and close the connection if it only ever swallows."""
         self._unfinished += len(data)
         super().data_received(data)
         if self._unfinished > HEAD_BYTES and not self.transport.is_closing():
-            if not self._answering:
+            said = self._answering and self.cycle.response_started
+            if not said and not self.pipeline:
                 self.transport.write(HEAD_TOO_LONG)
             self.transport.close()
+
+    # --- what comes -----------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """Note that a head has begun."""
@@ -124,6 +174,8 @@ class _Protocol(HttpToolsProtocol):
         self._expect_no_head()
         self.server_state.refresh_date()
         super().on_headers_complete()
+        if 0 < len(self.pipeline) < REQUESTS_AHEAD:
+            self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         """Note that a piece of a body is."""
@@ -134,15 +186,23 @@ class _Protocol(HttpToolsProtocol):
         """Note that a request is."""
         self._unfinished = 0
         super().on_message_complete()
+        if not self._answering:  # it was refused before, and nobody has begun to wait for the next one
+            self._expect_no_head()
+            self._expect_head()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     @property
     def _answering(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle  # None before the first request
         return cycle is not None and not cycle.response_complete
 
-    def _expect_head(self) -> None:
+    def _expect_head(self, seconds: float | None = None) -> None:
         if self._late is None:
-            self._late = self.loop.call_later(KEEP_ALIVE_SECONDS, self._close_unless_answering)
+            seconds = self.server_state.limits.head_seconds if seconds is None else seconds
+            self._late = self.loop.call_later(seconds, self._close_unless_answering)
 
     def _close_unless_answering(self) -> None:
         self._late = None
@@ -156,8 +216,48 @@ class _Protocol(HttpToolsProtocol):
             self._late.cancel()
             self._late = None
 
+    # --- what goes ------------------------------------------------------------------
 
-def _config(app: ASGIApp, tls: ssl.SSLContext | None, closing_seconds: float) -> uvicorn.Config:
+    def pause_writing(self) -> None:
+        """Note that an answer waits for its reader."""
+        super().pause_writing()
+        self._expect_reader()
+
+    def resume_writing(self) -> None:
+        """Note that it does not any more."""
+        super().resume_writing()
+        self._expect_no_reader()
+
+    def on_response_complete(self) -> None:
+        """Note that an answer is complete, be it read or not."""
+        super().on_response_complete()
+        self._expect_reader()
+        if not self.pipeline and self.cycle.more_body:  # which nobody wants
+            self._expect_head(self.server_state.limits.body_seconds)
+
+    def _expect_reader(self) -> None:
+        self._expect_no_reader()
+        waiting = self.transport.get_write_buffer_size()
+        if waiting:
+            seconds = self.server_state.limits.unread_seconds
+            self._unread = self.loop.call_later(seconds, self._cut_off_unless_read, waiting)
+
+    def _cut_off_unless_read(self, before: int) -> None:
+        """Cut the client off if no less waits for it than before; what is still being said says it again."""
+        waiting = self.transport.get_write_buffer_size()
+        if waiting < before or (self._answering and not self.flow.write_paused):
+            self._expect_reader()
+        else:
+            forget_unsent(self.transport.get_extra_info("socket"))
+            self.transport.abort()
+
+    def _expect_no_reader(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+
+def _config(app: ASGIApp, closing_seconds: float, limits: ServiceLimits) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=_Protocol,
@@ -168,7 +268,6 @@ def _config(app: ASGIApp, tls: ssl.SSLContext | None, closing_seconds: float) ->
         access_log=False,  # it would tell who asked what
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=closing_seconds,  # type: ignore[arg-type]  # seconds need not be whole
-        ssl_context_factory=None if tls is None else lambda *_: tls,
+        timeout_keep_alive=limits.head_seconds,  # type: ignore[arg-type]  # seconds need not be whole
+        timeout_graceful_shutdown=closing_seconds,  # type: ignore[arg-type]
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 import time
 from collections.abc import Callable, MutableMapping
 from typing import Any, Final, Literal
@@ -13,16 +11,15 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vidette.service.log_lines import ACCESS, ANSWERED, FIELDS, Names, hide_ids, printable, words_of
 from vidette.service.request_ids import REQUEST_ID
 
-logger = logging.getLogger("vidette.access")
+logger = logging.getLogger(ACCESS)
 
 SHOWN_BODY_BYTES: Final = 2048
 """How much of a body is logged at level 2."""
 SHOWN_CHARS: Final = 256
 """How much of a path or a header is logged."""
-RESPONSE_ID: Final = re.compile(r"resp_[^/]+")
-"""The id of a stored response in a path: whoever knows it can read what was said."""
 
 Level = Literal[0, 1, 2, 3]
 """How much is logged: 0 what was asked for and what came of it; 1 also who asked; 2 also how the body begins,
@@ -56,6 +53,8 @@ class Line(Struct, frozen=True, omit_defaults=True):
         received: bytes of its body.
         sent: bytes of the body of the answer.
         whole: whether the answer came to its end.
+        rid: what the engine called it, if it came so far; of several answers the first.
+        trace_id: of its trace, if it has one.
         client: address, at level 1.
         agent: what the client calls itself, at level 1.
         body: at level 2 and 3.
@@ -69,6 +68,8 @@ class Line(Struct, frozen=True, omit_defaults=True):
     received: int
     sent: int
     whole: bool
+    rid: str | UnsetType = UNSET
+    trace_id: str | UnsetType = UNSET
     client: str | UnsetType = UNSET
     agent: str | UnsetType = UNSET
     body: str | UnsetType = UNSET
@@ -101,8 +102,12 @@ class AccessLog:
             await self._app(scope, seen.receive, seen.send)
         finally:
             line = _line(scope, seen, self._clock() - began, self._settings.level)
-            as_json = msgspec.json.encode(line).decode()
-            logger.info("%s", _printable(as_json if self._settings.format == "json" else _as_text(line)))
+            if self._settings.format == "json":
+                fields = {"message": f"{line.method} {line.path} {line.status}", **msgspec.to_builtins(line)}
+                text, more = msgspec.json.encode(line).decode(), {FIELDS: fields}
+            else:
+                text, more = words_of(line), {}
+            logger.info("%s", printable(text), extra=more)
 
 
 class _Seen:
@@ -134,6 +139,7 @@ class _Seen:
 
 def _line(scope: Scope, seen: _Seen, seconds: float, level: Level) -> Line:
     client = scope.get("client")
+    names = ANSWERED.get() or Names("")
     agent = dict(scope["headers"]).get(b"user-agent", b"").decode("latin-1")
     return Line(
         request_id=scope.get(REQUEST_ID, ""),
@@ -144,6 +150,8 @@ def _line(scope: Scope, seen: _Seen, seconds: float, level: Level) -> Line:
         received=seen.received,
         sent=seen.sent,
         whole=seen.whole,
+        rid=names.rid and names.rid[:SHOWN_CHARS],
+        trace_id=names.trace_id,
         client=client[0] if level >= 1 and client else UNSET,
         agent=agent[:SHOWN_CHARS] if level >= 1 else UNSET,
         body=seen.body.decode(errors="replace") if level >= 2 else UNSET,
@@ -151,20 +159,4 @@ def _line(scope: Scope, seen: _Seen, seconds: float, level: Level) -> Line:
 
 
 def _shown_path(path: str) -> str:
-    return RESPONSE_ID.sub("resp_***", path)[:SHOWN_CHARS].encode(errors="replace").decode()
-
-
-def _as_text(line: Line) -> str:
-    """Return a line of `name=value`; what a client chose is quoted, so that it cannot end the line."""
-    given = msgspec.to_builtins(line)
-    return " ".join(
-        f"{name}={msgspec.json.encode(value).decode() if isinstance(value, str) else value}"
-        for name, value in given.items()
-    )
-
-
-def _printable(line: str) -> str:
-    """Return a line with what a terminal might obey escaped, as JSON has it; msgspec escapes only some."""
-    if line.isprintable():
-        return line
-    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)
+    return hide_ids(path)[:SHOWN_CHARS].encode(errors="replace").decode()

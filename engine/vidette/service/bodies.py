@@ -50,7 +50,6 @@ class BodyReader:
         headers = dict(scope["headers"])
         said = headers.get(b"content-length", b"")
         # Before the first receive(), at which uvicorn says "100 Continue"; hypercorn has said it already.
-        # said it.
         if said.isdigit() and int(said[:20]) > self._limits.body_bytes:
             raise self._too_large()
         unasked = scope["method"] == "POST" and b"origin" in headers and not scope.get(NAMED_ORIGIN, False)

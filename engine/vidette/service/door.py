@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
@@ -17,11 +17,14 @@ from vidette.service.bodies import NAMED_ORIGIN
 from vidette.service.keys import KeyCheck, Keys
 from vidette.service.request_ids import RequestIds
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
 PREFLIGHT_SECONDS: Final = 600
 """How long a browser may remember what it is allowed."""
 FROM_PAGES: Final = ("*",)
 """Headers that a page of an allowed origin may send: all, since clients add their own, and the key is one."""
-TO_PAGES: Final = ("x-request-id", "retry-after")
+TO_PAGES: Final = ("x-request-id", "retry-after", "traceresponse")
 """Headers of an answer that such a page may read."""
 
 
@@ -58,9 +61,18 @@ class FrontDoor(Struct, frozen=True):
     cors_origins: tuple[str, ...] = ()
     logs: LogSettings = msgspec.field(default_factory=LogSettings)
 
-    def middleware(self) -> list[Middleware]:
-        """Return what stands before the routes, the outermost first; all of it is pure ASGI."""
-        layers = [Middleware(RequestIds), Middleware(AccessLog, settings=self.logs)]
+    def middleware(self, tracer: Tracer | None = None) -> list[Middleware]:
+        """Return what stands before the routes, the outermost first; all of it is pure ASGI.
+
+        Args:
+            tracer: makes a span for each request; None: nothing does.
+        """
+        layers = [Middleware(RequestIds)]
+        if tracer is not None:
+            from vidette.service.traces import Traces  # noqa: PLC0415  only whoever traces has what it needs
+
+            layers.append(Middleware(Traces, tracer=tracer))
+        layers.append(Middleware(AccessLog, settings=self.logs))
         if self.cors_origins:
             layers.append(
                 Middleware(

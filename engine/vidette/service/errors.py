@@ -76,6 +76,18 @@ class NotYet(UsageError):  # noqa: N818
     kind = "not_implemented_error"
 
 
+class NothingThere(UsageError):  # noqa: N818
+    """There is no such path."""
+
+    status = HTTPStatus.NOT_FOUND
+
+
+class WrongMethod(UsageError):  # noqa: N818
+    """The path takes other methods."""
+
+    status = HTTPStatus.METHOD_NOT_ALLOWED
+
+
 class ModelNotFound(UsageError):  # noqa: N818
     """Another model is served than the one that was named."""
 

@@ -28,7 +28,15 @@ LONGEST_NEUTRAL = 64
 
 FIELD_BYTES: Final = 1024 * 1024
 """Longest JSON of a value that is no prompt, where that is bounded."""
+LISTED: Final = 4096
+"""Of a list that may be longer, so many items are made; there is no more of another."""
 _MANY: Final = msgspec.json.Decoder(list[Raw])
+_FIRST: Final = msgspec.json.Decoder[Struct](
+    msgspec.defstruct(
+        "First", [(f"item{place}", Raw, ABSENT) for place in range(LISTED + 1)], array_like=True
+    )
+)
+"""The first of the items: an array that is a struct may have more than that has fields."""
 
 Neutral = tuple[object, ...]
 """Values of a refused field that ask for nothing; null is always one."""
@@ -114,10 +122,16 @@ class Fields(Generic[T]):
         Raises:
             UsageError: as `decode`, or they are more.
         """
-        # Counted before anything is made of them.
-        items = self._decode_names(_MANY, data, where)
+        # Counted before anything is made of them; even bytes are not, of more than could be accepted.
+        items: list[Raw]
+        if data.count(b",") < LISTED or most > LISTED:
+            items = self._decode_names(_MANY, data, where)
+        else:
+            first = msgspec.structs.astuple(self._decode_names(_FIRST, data, where))
+            items = [item for item in first if item is not ABSENT]
         if len(items) > most:
-            raise UsageError(f"{where} has {len(items)} items; at most {most} are accepted", param=where)
+            count = f"more than {LISTED}" if len(items) > LISTED >= most else len(items)
+            raise UsageError(f"{where} has {count} items; at most {most} are accepted", param=where)
         return [self.decode(bytes(item), f"{where}[{place}]") for place, item in enumerate(items)]
 
     def _settle(self, names: Any, where: str) -> T:
@@ -152,7 +166,10 @@ class Fields(Generic[T]):
         except msgspec.DecodeError as error:
             raise UsageError(f"the body is not valid JSON: {error}", code="invalid_json") from None
         except RecursionError:
-            raise UsageError("the body is nested too deeply", code="invalid_json") from None
+            raise UsageError(
+                "the body is nested too deeply: some hundred values may lie inside each other",
+                code="invalid_json",
+            ) from None
 
     def _explain(self, problem: str, where: str) -> UsageError:
         what = where or "the body"

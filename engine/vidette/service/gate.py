@@ -26,6 +26,7 @@ class Gate:
         self._until: float | None = None
         self._inside: set[anyio.CancelScope] = set()
         self._left = anyio.Event()
+        self._closed = anyio.Event()
 
     def __len__(self) -> int:
         """Return how many requests are inside."""
@@ -60,6 +61,11 @@ class Gate:
         """Let nobody in any more; those inside have so many seconds, as far as is known."""
         if self._until is None:
             self._until = anyio.current_time() + seconds
+            self._closed.set()
+
+    async def wait_closed(self) -> None:
+        """Wait until it is closed."""
+        await self._closed.wait()
 
     async def drain(
         self, seconds: float, end: Callable[[float], Coroutine[Any, Any, object]] | None = None

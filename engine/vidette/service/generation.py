@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from vidette import Delta, Engine, GenerateReqInput, RequestError, Stream
+from vidette import Delta, Engine, GenerateReqInput, RequestError, SamplingParams, Stream
 from vidette.service.errors import IndexedErrorBody, body_of
+from vidette.service.log_lines import note_rid
+from vidette.service.prompts import LIMITS
 from vidette.service.responses import Exchange
 
 
@@ -44,7 +46,9 @@ async def answer_generation(
         await _answer_in_pieces(exchange, engine, request, shape)
     else:
         async with engine.generate(request) as stream:
-            await stream.read()
+            note_rid(stream.rid)
+            with exchange.place.billing([stream]):
+                await stream.read()
         # Behind the block: a client that reads slowly holds nothing of the engine.
         await exchange.send_json(shape.whole([stream]))
 
@@ -53,19 +57,21 @@ async def _answer_in_pieces(
     exchange: Exchange, engine: Engine, request: GenerateReqInput, shape: Shape
 ) -> None:
     async with engine.generate(request) as stream:
-        # The first delta is awaited before the status is sent: what fails until then has a status of its own.
-        delta = await anext(stream)
-        await exchange.start_events()
-        await exchange.send_events(_events(shape, stream, delta))
-        # While a client is slow, what comes for it is merged into the next delta.
-        async for delta in stream:
+        note_rid(stream.rid)
+        with exchange.place.billing([stream]):
+            # The first delta is awaited before the status is sent: what fails until then has one of its own.
+            delta = await anext(stream)
+            await exchange.start_events()
             await exchange.send_events(_events(shape, stream, delta))
+            # While a client is slow, what comes for it is merged into the next delta.
+            async for delta in stream:
+                await exchange.send_events(_events(shape, stream, delta))
     await exchange.end_events()
 
 
-def _events(shape: Shape, stream: Stream, delta: Delta) -> list[object]:
-    events = list(shape.pieces(stream, delta, 0))
-    return events if delta.finish_reason is None else [*events, *shape.ending([stream])]
+def _events(shape: Shape, stream: Stream, delta: Delta) -> Iterable[object]:
+    events = shape.pieces(stream, delta, 0)
+    return events if delta.finish_reason is None else (*events, *shape.ending([stream]))
 
 
 async def answer_group(exchange: Exchange, engine: Engine, request: GenerateReqInput, shape: Shape) -> None:
@@ -79,11 +85,14 @@ async def answer_group(exchange: Exchange, engine: Engine, request: GenerateReqI
         vidette.Error: the request was refused or failed.
         ClientGone: there is nobody left to answer.
     """
+    exchange.place.widen(answers_of(request))
     if request.stream:
         await _answer_group_in_pieces(exchange, engine, request, shape)
     else:
         async with engine.generate_group(request) as group:
-            await group.read()
+            note_rid(group.streams[0].rid)
+            with exchange.place.billing(group.streams):
+                await group.read()
         await exchange.send_json(shape.whole(group.streams))
 
 
@@ -94,24 +103,40 @@ async def _answer_group_in_pieces(
     events: list[object] = []
     started = False
     async with engine.generate_group(request) as group:
-        while ready := await group.wait_ready():
-            for index in ready:
-                stream = group.streams[index]
-                try:
-                    delta = await anext(stream)
-                except RequestError as error:
-                    failed.append(error)
-                    events.append(IndexedErrorBody(body_of(error).error, index))
-                    continue
-                if not started:  # the status is sent once there is something that is no error
-                    started = True
-                    await exchange.start_events()
-                events += shape.pieces(stream, delta, index)
-            if started:
-                if not failed and all(stream.done for stream in group.streams):
-                    events += shape.ending(group.streams)
-                await exchange.send_events(events)
-                events = []
+        note_rid(group.streams[0].rid)
+        with exchange.place.billing(group.streams):
+            while ready := await group.wait_ready():
+                for index in ready:
+                    stream = group.streams[index]
+                    try:
+                        delta = await anext(stream)
+                    except RequestError as error:
+                        failed.append(error)
+                        events.append(IndexedErrorBody(body_of(error).error, index))
+                        continue
+                    if not started:  # the status is sent once there is something that is no error
+                        started = True
+                        await exchange.start_events()
+                    events += shape.pieces(stream, delta, index)
+                if started:
+                    if not failed and all(stream.done for stream in group.streams):
+                        events += shape.ending(group.streams)
+                    await exchange.send_events(events)
+                    events = []
     if not started:
         raise failed[0]
     await exchange.end_events(whole=not failed)
+
+
+def answers_of(request: GenerateReqInput) -> int:
+    """Return how many answers a request asks for; 1 if they are so many that the engine refuses it."""
+    params = request.sampling_params
+    if not isinstance(params, SamplingParams):
+        params = params[0] if params else SamplingParams()
+    if isinstance(request.text, list):
+        prompts = len(request.text)
+    else:
+        ids = request.input_ids
+        prompts = len(ids) if ids and isinstance(ids[0], list) else 1
+    answers = prompts * params.n
+    return answers if 0 < params.n <= LIMITS.n and 0 < answers <= LIMITS.answers else 1

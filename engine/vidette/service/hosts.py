@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 
-import msgspec
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from vidette.errors import UsageError
-from vidette.service.errors import body_of, shown, status_of
+from vidette.service.errors import shown
+from vidette.service.refusals import refuse
 
 
 class NotThisHost(UsageError):  # noqa: N818  named like the engine's errors
@@ -43,9 +42,7 @@ class LocalHosts:
                     "--allow-remote lifts that",
                     code="wrong_host",
                 )
-                body = msgspec.json.encode(body_of(error))
-                answer = Response(body, status_of(error), media_type="application/json")
-                await answer(scope, receive, send)
+                await refuse(error, scope, receive, send)
                 return
         elif scope["type"] != "lifespan":
             await WebSocketClose()(scope, receive, send)

@@ -7,7 +7,9 @@ not told until somebody adds it here.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -21,12 +23,38 @@ from vidette.service.errors import NotYet, shown
 from vidette.service.keys import SHOWN, Keys
 from vidette.service.limits import ServiceLimits
 from vidette.service.responses import Answer, Exchange
+from vidette.service.shares import Shares, Use
 
 SECTIONS: Final = ("core", "memory", "queues", "speculative", "lora", "disaggregation", "all")
 """What `/v1/loads?include=` may name."""
 LOADS_QUERY: Final = frozenset({"dp_rank", "include", "format"})
 """What the query of `/v1/loads` may have."""
 PROMETHEUS: Final = b"text/plain; version=0.0.4; charset=utf-8"
+KEY_METRICS: Final = MappingProxyType[str, tuple[str, str, Callable[[Use], int]]](
+    {
+        "vidette_key_requests_live": (
+            "gauge",
+            "Answers that are being made, by the name of the key they were asked for with.",
+            lambda use: use.live,
+        ),
+        "vidette_key_requests_total": (
+            "counter",
+            "Answers that were asked for and not refused, likewise.",
+            lambda use: use.requests,
+        ),
+        "vidette_key_refused_total": (
+            "counter",
+            "Requests that were refused because their key had had its share.",
+            lambda use: use.refused,
+        ),
+        "vidette_key_tokens_total": (
+            "counter",
+            "Tokens of prompts and answers that are over.",
+            lambda use: use.tokens,
+        ),
+    }
+)
+"""What is told of each key besides the metrics of the engine: kind, text, and what reads it."""
 
 
 class EngineSettings(Struct, frozen=True):
@@ -71,6 +99,7 @@ class ServerInfo(Struct, frozen=True):
         limits: bounds of the service.
         api_key: whether clients need a key, as "***" or null.
         admin_api_key: whether there is an admin key, likewise.
+        keys: what each key has had; without any, all that came.
         started: seconds since the epoch.
         internal_states: of each scheduler, in SGLang's words.
     """
@@ -83,6 +112,7 @@ class ServerInfo(Struct, frozen=True):
     limits: ServiceLimits
     api_key: str | None
     admin_api_key: str | None
+    keys: tuple[Use, ...]
     started: float
     internal_states: tuple[dict[str, Any], ...]
 
@@ -94,12 +124,14 @@ class Info:
         engine: what is told of.
         limits: bounds of the service.
         keys: of the service; whether there are any is told.
+        shares: of the keys; how much of them is used is told.
     """
 
-    def __init__(self, engine: Engine, limits: ServiceLimits, keys: Keys) -> None:
+    def __init__(self, engine: Engine, limits: ServiceLimits, keys: Keys, shares: Shares) -> None:
         self._engine = engine
         self._limits = limits
         self._keys = keys
+        self._shares = shares
         self._started = time.time()
 
     def routes(self) -> dict[str, Answer]:
@@ -125,8 +157,9 @@ class Info:
             max_total_tokens=engine.max_total_tokens,
             engine=settings_of(engine.config),
             limits=self._limits,
-            api_key=None if self._keys.api is None else SHOWN,
+            api_key=SHOWN if self._keys.api else None,
             admin_api_key=None if self._keys.admin is None else SHOWN,
+            keys=self._shares.uses(),
             started=self._started,
             internal_states=(
                 {
@@ -188,7 +221,7 @@ class Info:
             text = self._engine.metrics()
         except UsageError as error:
             raise NotYet(str(error), code="not_installed") from error
-        await exchange.send_bytes(text.encode(), PROMETHEUS)
+        await exchange.send_bytes((text + metrics_of(self._shares.uses())).encode(), PROMETHEUS)
 
     def _load(self, sections: list[str]) -> dict[str, Any]:
         statistics = self._engine.statistics()
@@ -208,6 +241,15 @@ class Info:
         if {"queues", "all"} & set(sections):
             load["queues"] = {"waiting": statistics.waiting, "queue_age_s": statistics.health.queue_age_s}
         return load
+
+
+def metrics_of(uses: Sequence[Use]) -> str:
+    """Return what each key has had, in Prometheus' text format."""
+    lines: list[str] = []
+    for name, (kind, text, read) in KEY_METRICS.items():
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+        lines += [f'{name}{{key="{use.name}"}} {read(use)}' for use in uses]
+    return "".join(line + "\n" for line in lines)
 
 
 def settings_of(config: EngineConfig) -> EngineSettings:

@@ -8,43 +8,62 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
+from collections.abc import Iterable
 from typing import Final
 
-import msgspec
 from msgspec import Struct
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from vidette.errors import UsageError
-from vidette.service.errors import body_of, status_of
+from vidette.service.errors import shown
+from vidette.service.refusals import refuse
+from vidette.service.shares import CALLER
+from vidette.service.site import FILES
 
-OPEN: Final = frozenset({"/health", "/health/live", "/health/progress", "/health/ready", "/health_generate"})
-"""Paths that need no key: what load balancers ask. They match exactly."""
+OPEN: Final = frozenset(
+    {"/health", "/health/live", "/health/progress", "/health/ready", "/health_generate", *FILES}
+)
+"""Paths that need no key: what load balancers ask, and the page, which shows nothing without one. They match
+exactly."""
 SHOWN: Final = "***"
 """What is shown of a key, whatever it is."""
 ADMIN: Final = "vidette.admin"
 """Key of an ASGI scope: whether the client may do what only whoever runs the server may."""
+NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""What a key may be called."""
 
 
 class Secret:
     """A key. It cannot be read back: only a digest of it is kept.
 
+    Attributes:
+        name: what it is called wherever its use is told.
+
     Args:
         key: 1 to 1024 printable ASCII characters without spaces.
+        name: 1 to 64 letters, digits and "._-".
 
     Raises:
-        UsageError: it is not that.
+        UsageError: one of them is not that.
     """
 
-    __slots__ = ("_digest",)
+    __slots__ = ("_digest", "name")
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, name: str = "key1") -> None:
         if not 1 <= len(key) <= 1024 or not key.isascii() or not key.isprintable() or " " in key:
             raise UsageError(
                 f"a key has {len(key)} characters; it must be 1 to 1024 printable ASCII ones without spaces"
             )
+        if not NAME.fullmatch(name):
+            raise UsageError(f"a key is called {shown(name)}; that must be 1 to 64 letters, digits and '._-'")
+        self.name = name
         self._digest = _digest(key.encode())
+
+    def is_same(self, other: Secret) -> bool:
+        """Return whether another one is the same key, by whatever name."""
+        return hmac.compare_digest(self._digest, other._digest)
 
     def matches(self, given: bytes) -> bool:
         """Return whether it is this key, in a time that says nothing of it, its length included."""
@@ -58,16 +77,35 @@ class Keys(Struct, frozen=True):
     """The keys of a server.
 
     Args:
-        api: what clients need; None: nothing.
-        admin: what whoever runs it needs; None: the other.
+        api: what clients need, one of these; none: nothing.
+        admin: what whoever runs it needs; None: one of the others.
     """
 
-    api: Secret | None = None
+    api: tuple[Secret, ...] = ()
     admin: Secret | None = None
 
     def __bool__(self) -> bool:
         """Return whether there are any."""
-        return self.api is not None or self.admin is not None
+        return bool(self.api) or self.admin is not None
+
+
+def read_keys(lines: Iterable[str]) -> tuple[Secret, ...]:
+    """Return the keys of clients, one a line: `KEY`, which is called key1, key2 and so on, or `NAME KEY`.
+
+    Raises:
+        UsageError: a line is none, or two have the same name or key. No key is in the message.
+    """
+    keys: list[Secret] = []
+    for place, line in enumerate(lines, 1):
+        name, _, key = line.strip().rpartition(" ")
+        secret = Secret(key, name.strip() or f"key{place}")
+        for other in keys:
+            if other.name == secret.name:
+                raise UsageError(f"two keys are called {secret.name!r}; each needs a name of its own")
+            if other.is_same(secret):
+                raise UsageError(f"the keys {other.name!r} and {secret.name!r} are the same")
+        keys.append(secret)
+    return tuple(keys)
 
 
 class KeyMissing(UsageError):  # noqa: N818  named like the engine's errors
@@ -107,8 +145,14 @@ class KeyCheck:
         given = given_key(scope)
         api, admin = self._keys.api, self._keys.admin
         is_admin = admin is not None and given is not None and admin.matches(given)
-        is_client = api is None or (given is not None and api.matches(given))
+        # All are compared, so that the time says nothing of which it is.
+        clients = [key.name for key in api if given is not None and key.matches(given)]
+        is_client = not api or bool(clients)
         scope[ADMIN] = is_admin or (admin is None and is_client)
+        if is_admin:
+            scope[CALLER] = None
+        elif clients:
+            scope[CALLER] = clients[0]
         if is_admin or is_client or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
@@ -116,7 +160,7 @@ class KeyCheck:
         error = KeyMissing(
             f"{what}; give it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'", code="invalid_api_key"
         )
-        await _answer(error, {"www-authenticate": "Bearer"}, scope, receive, send)
+        await refuse(error, scope, receive, send, {"www-authenticate": "Bearer"})
 
 
 def given_key(scope: Scope) -> bytes | None:
@@ -150,15 +194,7 @@ class AdminOnly:
             await self.app(scope, receive, send)
             return
         error = KeyTooLow("this needs the admin key of the server", code="admin_key_required")
-        await _answer(error, {}, scope, receive, send)
-
-
-async def _answer(
-    error: UsageError, headers: dict[str, str], scope: Scope, receive: Receive, send: Send
-) -> None:
-    body = msgspec.json.encode(body_of(error))
-    answer = Response(body, status_of(error), headers=headers, media_type="application/json")
-    await answer(scope, receive, send)
+        await refuse(error, scope, receive, send)
 
 
 def _digest(key: bytes) -> bytes:

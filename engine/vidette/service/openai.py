@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Final, Literal
 from uuid import uuid4
 
-from msgspec import UNSET, Struct, UnsetType
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from vidette import Completion, Delta, Engine, Stream, TokenLogprob
 from vidette.errors import DuplicateRequest, UsageError
@@ -57,6 +58,11 @@ class ChatLogprobs(Struct, frozen=True):
 
     content: tuple[ChosenToken, ...]
     refusal: None = None
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_NO_TEXT: Final = b'"content":""'
+"""Nothing else in a chunk looks like this: quotes inside of strings are escaped."""
 
 
 class ChatMessage(Struct, frozen=True, omit_defaults=True):
@@ -108,6 +114,8 @@ class ChatShape:
         self._bytes_of = bytes_of
         self._created = int(time.time())
         self._begun: set[int] = set()
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
+        """Of an answer that has begun, what stands before and behind the text in a chunk of text alone."""
 
     def whole(self, streams: Sequence[Stream]) -> ChatCompletion:
         """Return the answer of requests that were read to their ends."""
@@ -125,18 +133,30 @@ class ChatShape:
             matched_stop=done.finish_reason.matched,
         )
 
-    def pieces(self, stream: Stream, delta: Delta, index: int) -> Iterator[ChatCompletion]:
-        """Yield the chunks that a delta makes; a token that completes no character makes none by itself."""
-        reason, first = delta.finish_reason, index not in self._begun
+    def pieces(self, stream: Stream, delta: Delta, index: int) -> Sequence[ChatCompletion | Raw]:
+        """Return the chunks that a delta makes; a token that completes no character makes none by itself."""
+        reason, frame = delta.finish_reason, self._frames.get(index)
+        if frame is not None and reason is None and not delta.logprobs:  # nearly all are such
+            return (Raw(frame[0] + _encode(delta.text) + frame[1]),) if delta.text else ()
         self._usage.note(index, stream)
+        chunks = []
         logprobs = self._logprobs(delta.logprobs)
+        first = index not in self._begun
         if delta.text or logprobs is not None or (reason is not None and first):
             message = ChatMessage(role="assistant" if first else None, content=delta.text)
-            self._begun.add(index)
-            yield self._chunk(Choice(index, delta=message, logprobs=logprobs))
+            chunks.append(self._chunk(Choice(index, delta=message, logprobs=logprobs)))
+            if first:
+                self._begun.add(index)
+                if not self._usage.in_all_chunks:
+                    self._frames[index] = self._frame(index)
         if reason is not None:
             end = Choice(index, delta=ChatMessage(), finish_reason=reason.type, matched_stop=reason.matched)
-            yield self._chunk(end)
+            chunks.append(self._chunk(end))
+        return chunks
+
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        before, after = _encode(self._chunk(Choice(index, delta=ChatMessage(content="")))).split(_NO_TEXT)
+        return before + _NO_TEXT[:-2], after
 
     def ending(self, streams: Sequence[Stream]) -> Iterator[ChatCompletion]:
         """Yield the usage, if it was asked for."""

@@ -20,7 +20,7 @@ from vidette.service.errors import ErrorBody
 from vidette.service.keys import OPEN, AdminOnly, Keys
 from vidette.service.later import Later
 from vidette.service.openapi_schema import Schema, Schemas
-from vidette.service.openapi_table import OPERATIONS, AnthropicError, Operation
+from vidette.service.openapi_table import OPERATIONS, QUERY, AnthropicError, Operation
 from vidette.service.responses import Answer, Endpoint, Exchange
 
 EVENTS: Final = "text/event-stream"
@@ -69,7 +69,7 @@ def document_of(routes: Sequence[BaseRoute], keys: Keys) -> Schema:
     """Return the document.
 
     Args:
-        routes: of an app; those that are not ours are left out.
+        routes: of an app; the page's and those that are not ours are left out.
         keys: of the service.
     """
     served = list(served_of(routes))
@@ -129,7 +129,7 @@ def _operation(each: Served, schemas: Schemas, keys: Keys) -> Schema:
     if operation.body is not None:
         content = {"application/json": {"schema": schemas.of(operation.body)}}
         told["requestBody"] = {"content": content, "required": not operation.may_be_empty}
-    needs_key = each.path not in OPEN and (bool(keys) if each.admin else keys.api is not None)
+    needs_key = each.path not in OPEN and (bool(keys) if each.admin else bool(keys.api))
     told["responses"] = _responses(each, schemas, needs_key=needs_key)
     told["security"] = [{name: []} for name in SECURITY] if needs_key else []
     return told
@@ -142,12 +142,13 @@ def _responses(each: Served, schemas: Schemas, *, needs_key: bool) -> Schema:
     if operation.answer is not None:
         content: Schema = {operation.content_type: {"schema": schemas.of(operation.answer)}}
         if _streams(operation):
-            content[EVENTS] = {"schema": {"type": "string", "description": "With `stream`: events of JSON."}}
+            # Of no type: to some readers the whole body is an instance of it, to others each event.
+            content[EVENTS] = {"schema": {"description": "With `stream`: events of JSON."}}
         responses["200"] = {"description": "The answer.", "content": content}
     if needs_key:
-        responses["401"] = _json("There is no key, or a wrong one.", schemas.of(ErrorBody))
+        responses["401"] = _json("There is no key, or a wrong one.", schemas.of(error))
     if each.admin and needs_key:
-        responses["403"] = _json("It needs the admin key.", schemas.of(ErrorBody))
+        responses["403"] = _json("It needs the admin key.", schemas.of(error))
     if operation.answer is None:
         responses["501"] = _json("It is not served yet.", schemas.of(error))
     if operation.unavailable:
@@ -165,7 +166,8 @@ def _streams(operation: Operation) -> bool:
 
 
 def _parameter(name: str, where: str) -> Schema:
-    return {"name": name, "in": where, "required": where == "path", "schema": {"type": "string"}}
+    schema = QUERY.get(name) if where == "query" else None
+    return {"name": name, "in": where, "required": where == "path", "schema": schema or {"type": "string"}}
 
 
 def _json(description: str, schema: Schema) -> Schema:

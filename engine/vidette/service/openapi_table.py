@@ -11,18 +11,28 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from vidette.service import anthropic_body, chat, completions, control, native, response_body, tokens
+from vidette.service import (
+    activity,
+    anthropic_body,
+    chat,
+    completions,
+    control,
+    native,
+    response_body,
+    tokens,
+)
+from vidette.service.activity import ActivityFeed
 from vidette.service.anthropic import Anthropic, AnthropicAnswer, TokenCount
 from vidette.service.asked import STREAM_OPTIONS
 from vidette.service.control import Control
 from vidette.service.errors import ErrorBody
 from vidette.service.fields import Fields
 from vidette.service.health import HealthBody, HealthChecks, UnhealthyBody
-from vidette.service.info import LOADS_QUERY, PROMETHEUS, Info, ServerInfo
+from vidette.service.info import LOADS_QUERY, PROMETHEUS, SECTIONS, Info, ServerInfo
 from vidette.service.later import Later
 from vidette.service.native import Native, Output
 from vidette.service.openai import ChatCompletion, ModelCard, ModelList, OpenAI
-from vidette.service.openapi_schema import Form, Many, Shape
+from vidette.service.openapi_schema import Form, Many, Schema, Shape
 from vidette.service.response_api import QUERY as RETRIEVAL
 from vidette.service.response_api import Responses
 from vidette.service.response_shape import Deleted, Response
@@ -94,6 +104,19 @@ _TOKENIZE: Final = Form(tokens.TOKENIZE, _inner(prompt=(str, list[str]), message
 _DETOKENIZE: Final = Form(tokens.DETOKENIZE, _inner(tokens=(list[int], list[list[int]])))
 _HEALTH: Final = Operation(HealthBody, unavailable=(UnhealthyBody, ErrorBody))
 
+_SECTION: Final = f"({'|'.join(SECTIONS)})"
+QUERY: Final[Mapping[str, Schema]] = MappingProxyType(
+    {
+        "dp_rank": {"type": "integer", "minimum": 0},
+        "format": {"enum": ["json"]},
+        "include": {"type": "string", "pattern": f"^{_SECTION}(,{_SECTION})*$"},
+        "include_obfuscation": {"enum": ["false"]},
+        "stream": {"enum": ["false"]},
+        "timeout": {"type": "number", "minimum": 0},
+    }
+)
+"""What a field of a query may be, where not any text will do."""
+
 OPERATIONS: Final[Mapping[Callable[..., Any], Operation]] = MappingProxyType(
     {
         HealthChecks.answer: Operation(),
@@ -118,6 +141,7 @@ OPERATIONS: Final[Mapping[Callable[..., Any], Operation]] = MappingProxyType(
         Info.loads: Operation(query=LOADS_QUERY),
         Info.load: Operation(list[ANYTHING]),
         Info.metrics: Operation(str, content_type=PROMETHEUS.decode().partition(";")[0]),
+        ActivityFeed.answer: Operation(str, query=activity.QUERY, content_type="text/event-stream"),
         Control.abort_request: _told(control.ABORT),
         Control.flush_cache: _told(control.NOTHING, query=control.FLUSH_QUERY),
         Control.clear_hicache: _told(control.NOTHING),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, MutableMapping
 from typing import Any, Final
 from uuid import uuid4
 
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from vidette.service.log_lines import ANSWERED, Names
 
 REQUEST_ID: Final = "vidette.request_id"
 """Key of an ASGI scope: the id of the request."""
@@ -17,7 +19,7 @@ FIT: Final = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 class RequestIds:
-    """Middleware that gives each request an id, and says it in the answer.
+    """Middleware that gives each request an id, and says it in the answer and in what is logged meanwhile.
 
     Args:
         app: what answers.
@@ -36,9 +38,13 @@ class RequestIds:
         name = given[0] if fits else uuid4().hex.encode()
         scope[REQUEST_ID] = name.decode()
 
-        async def send_named(message: MutableMapping[str, Any]) -> None:
+        def send_named(message: MutableMapping[str, Any]) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (HEADER, name)]
-            await send(message)
+            return send(message)
 
-        await self._app(scope, receive, send_named)
+        token = ANSWERED.set(Names(name.decode()))
+        try:
+            await self._app(scope, receive, send_named)
+        finally:
+            ANSWERED.reset(token)

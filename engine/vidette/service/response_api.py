@@ -32,6 +32,7 @@ from vidette.service.response_body import (
 from vidette.service.response_shape import Deleted, Response, ResponseShape, ended, failed
 from vidette.service.response_store import Kept, ResponseStore
 from vidette.service.responses import Exchange
+from vidette.service.shares import Place
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Responses:
         try:
             if request.background:
                 queued = replace(begun, status="queued")
-                await self._background.start(self._make, begun, queued, asked, conversation)
+                await self._background.start(self._make, queued, asked, conversation, exchange.place)
                 await exchange.send_json(queued)
                 return
 
@@ -125,25 +126,28 @@ class Responses:
 
     async def _make(
         self,
-        begun: Response,
         queued: Response,
         asked: GenerateReqInput,
         conversation: Conversation,
+        place: Place,
         *,
         task_status: anyio.abc.TaskStatus[None],
     ) -> None:
         """Make a response in the background; until it is taken, what goes wrong is raised."""
+        begun = replace(queued, status="in_progress")
         scope = self._running[begun.id] = anyio.CancelScope()
         taken = False
         try:
-            with scope:
+            with scope, place.hand_on() as kept:
                 async with self._engine.generate(asked) as stream:
                     self._store.put(queued, conversation)
                     taken = True
                     task_status.started()
-                    async for delta in stream:
-                        if delta.finish_reason is None:
-                            self._store.change(begun)
+                    with kept.billing([stream]):
+                        async for delta in stream:
+                            # One that was on its way comes also after the cancellation.
+                            if delta.finish_reason is None and not scope.cancel_called:
+                                self._store.change(begun)
                     reason = stream.completion().finish_reason
                 if not scope.cancel_called:
                     response = ended(begun, stream, _new_id("msg"), reason)

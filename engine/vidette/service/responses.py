@@ -25,6 +25,7 @@ from vidette.service.bodies import BodyReader, ClientGone
 from vidette.service.errors import RETRY_AFTER, body_of, headers_of, retry_after, status_of
 from vidette.service.gate import Gate
 from vidette.service.limits import ServiceLimits
+from vidette.service.shares import ANYONE, CALLER, Place, Shares
 
 logger = logging.getLogger(__name__)
 _encode: Final = msgspec.json.Encoder().encode
@@ -78,6 +79,7 @@ class Exchange:
         query: the query string.
         body: of the request.
         error_event: returns what an error is in the midst of a stream; an API may have an event for it.
+        place: what it has of the share of its key; only of a route whose requests are counted.
 
     Args:
         scope: of the request.
@@ -85,6 +87,8 @@ class Exchange:
         gate: closed when the server stops; a 503 says then when to try again.
         dialect: of the API.
     """
+
+    place: Place
 
     def __init__(self, scope: Scope, send: Send, gate: Gate, dialect: Dialect = OPENAI) -> None:
         self.path_params: dict[str, str] = scope.get("path_params", {})
@@ -123,8 +127,12 @@ class Exchange:
     async def send_events(self, values: Iterable[object]) -> None:
         """Send events, all in one piece; waits while the client is slow."""
         body = b"".join(map(self._dialect.frame, values))
-        if body:
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        if not body:
+            return
+        try:
+            await self._send_message({"type": "http.response.body", "body": body, "more_body": True})
+        except OSError as error:
+            raise ClientGone from error
 
     async def end_events(self, *, whole: bool = True) -> None:
         """Say that no more comes, and whether the answer is complete."""
@@ -179,6 +187,7 @@ class Endpoint:
         limits: bounds of the service.
         stopping: closed when the server stops; None: that is `gate`.
         dialect: of the API.
+        shares: of which the requests take places; None: they cost the engine too little to be counted.
     """
 
     def __init__(
@@ -190,6 +199,7 @@ class Endpoint:
         limits: ServiceLimits,
         stopping: Gate | None = None,
         dialect: Dialect = OPENAI,
+        shares: Shares | None = None,
     ) -> None:
         self.answer = answer
         self.dialect = dialect
@@ -197,13 +207,14 @@ class Endpoint:
         self._bodies = bodies
         self._limits = limits
         self._stopping = gate if stopping is None else stopping
+        self._shares = shares
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; nothing but a cancellation from outside gets out."""
         exchange = Exchange(scope, send, self._stopping, self.dialect)
         try:
             with self._gate.enter() as stop:
-                await self._answer_watched(exchange, scope, receive)
+                await self._answer_counted(exchange, scope, receive)
             if not stop.cancelled_caught:
                 return
             refusal = EngineClosed("the server is stopping and cannot wait for this request")
@@ -211,6 +222,19 @@ class Endpoint:
             refusal = error
         with anyio.move_on_after(self._limits.parting_seconds):
             await _part(exchange, refusal)
+
+    async def _answer_counted(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
+        """Answer while the request counts for its key."""
+        if self._shares is None:
+            await self._answer_watched(exchange, scope, receive)
+            return
+        try:
+            exchange.place = self._shares.of(scope.get(CALLER, ANYONE)).enter()
+        except Error as error:  # nothing of the body is read
+            await _part(exchange, error)
+            return
+        with exchange.place:
+            await self._answer_watched(exchange, scope, receive)
 
     async def _answer_watched(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
         """Answer in a scope that ends with the client; raises nothing that is not a cancellation."""

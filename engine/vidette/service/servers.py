@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from vidette._groups import Body, bare
 from vidette.service.gate import Gate
+from vidette.service.limits import ServiceLimits
 from vidette.service.sockets import CLOSING_SECONDS, listen
 
 
@@ -48,6 +49,7 @@ async def serving(
     drain_seconds: float = 5.0,
     drain: Callable[[float], Coroutine[Any, Any, object]] | None = None,
     tls: ssl.SSLContext | None = None,
+    limits: ServiceLimits = ServiceLimits(),  # noqa: B008  immutable
     closing_seconds: float = CLOSING_SECONDS,
 ) -> AsyncGenerator[None]:
     """Serve an app while the block runs; in it, the socket listens.
@@ -63,13 +65,14 @@ async def serving(
         drain_seconds: how long requests have to end by themselves.
         drain: ends what they wait for, after so many seconds: `Engine.drain`. None: they are cancelled.
         tls: from `tls_context()`; None: plain HTTP.
+        limits: bounds of the service, on connections among others.
         closing_seconds: how long clients have to take what was sent to them.
 
     Raises:
         UsageError: somebody else listens there.
     """
     listen(sock)
-    server = _make_server(app, sock, tls, closing_seconds)
+    server = _make_server(app, sock, tls, closing_seconds, limits)
     body = Body()
     with bare(body):
         async with anyio.create_task_group() as tasks:
@@ -87,13 +90,17 @@ async def serving(
 
 
 def _make_server(
-    app: ASGIApp, sock: socket.socket, tls: ssl.SSLContext | None, closing_seconds: float
+    app: ASGIApp,
+    sock: socket.socket,
+    tls: ssl.SSLContext | None,
+    closing_seconds: float,
+    limits: ServiceLimits,
 ) -> Server:
     # Imported here: one of them is needed.
     if current_async_library() == "asyncio":
         from vidette.service._uvicorn import UvicornServer  # noqa: PLC0415
 
-        return UvicornServer(app, sock, tls, closing_seconds)
+        return UvicornServer(app, sock, tls, closing_seconds, limits)
     from vidette.service._hypercorn import HypercornServer  # noqa: PLC0415
 
-    return HypercornServer(app, sock, tls, closing_seconds)
+    return HypercornServer(app, sock, tls, closing_seconds, limits)

@@ -6,13 +6,12 @@ import ipaddress
 import os
 import socket
 import ssl
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 from vidette.errors import UsageError
 
-KEEP_ALIVE_SECONDS = 5
-"""How long a connection may be idle, and how long the head of a request may take."""
 HEAD_BYTES = 64 * 1024
 """Longest request line and headers together, give or take what one read brings."""
 CONNECTION_BYTES = 128 * 1024
@@ -62,6 +61,11 @@ def listen(sock: socket.socket) -> None:
         sock.listen(BACKLOG)
     except OSError as error:
         raise _cannot_serve(sock.getsockname(), error) from error
+
+
+def forget_unsent(sock: socket.socket) -> None:
+    """Have the kernel drop what it holds for a client, when the socket is closed: it reads nothing anyway."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def url_of(sock: socket.socket, *, tls: bool = False) -> str:

@@ -57,13 +57,18 @@ class UsageTold:
         self._streams: dict[int, Stream] = {}
         """Of which something has come."""
 
+    @property
+    def in_all_chunks(self) -> bool:
+        """Whether each chunk says what the request took so far."""
+        return self._options.continuous_usage_stats
+
     def note(self, index: int, stream: Stream) -> None:
         """Note that something of an answer has come."""
         self._streams[index] = stream
 
     def in_chunk(self) -> Usage | UnsetType | None:
         """Return what a chunk says; null if the usage is to come, and nothing if it was not asked for."""
-        if self._options.continuous_usage_stats:
+        if self.in_all_chunks:
             return usage_of(self._streams, self._n)
         return None if self._options.include_usage else UNSET
 

@@ -65,10 +65,12 @@ class Look(NamedTuple):
     Args:
         state: a letter, as `ps` has it; "X" if there is no such process.
         cpu_s: CPU time of all its threads so far.
+        rss_bytes: memory of the machine that it holds.
     """
 
     state: str
     cpu_s: float
+    rss_bytes: int = 0
 
 
 class Child:
@@ -196,9 +198,10 @@ def look_at(pid: int) -> Look:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return Look("X", 0.0)
-    # Behind its name, which may hold anything; times are in ticks.
+    # Behind its name, which may hold anything; times are in ticks, memory is in pages.
     state, *numbers = text.rpartition(") ")[2].split()
-    return Look(state, (int(numbers[10]) + int(numbers[11])) / os.sysconf("SC_CLK_TCK"))
+    ticks = int(numbers[10]) + int(numbers[11])
+    return Look(state, ticks / os.sysconf("SC_CLK_TCK"), int(numbers[20]) * os.sysconf("SC_PAGE_SIZE"))
 
 
 class _Tail:

@@ -14,6 +14,7 @@ from vidette.detokenizer.incremental import IncrementalText
 from vidette.errors import Error
 from vidette.front.questions import Questions
 from vidette.front.route import Route
+from vidette.front.stream import Stream
 from vidette.scheduler import endings
 from vidette.scheduler.choosing import Made
 from vidette.scheduler.effects import Command, Effects
@@ -78,14 +79,15 @@ class _KeepsTheStream(SimulatedManager):
         if route is not None and self._machine.state(vid) is FrontState.CLOSING:
             self._routes[vid] = route
 
-    def _route(self, message: BatchStrOutput) -> None:
+    def _route(self, message: BatchStrOutput) -> list[Stream]:
         for row in message.rows():
             if self._machine.state(Vid(row.vid)) is FrontState.CLOSING and Vid(row.vid) in self._routes:
                 self._routes[Vid(row.vid)].stream.deliver(row)
-        super()._route(message)
+        told = super()._route(message)
         for vid in list(self._routes):
             if self._machine.state(vid) is FrontState.OVER:
-                del self._routes[vid]
+                told.append(self._routes.pop(vid).stream)
+        return told
 
 
 class _SeesNoEnd(ObservedFront):

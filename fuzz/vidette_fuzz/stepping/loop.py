@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan, TokenTable
+from vidette.models.interface import BLOCK_SIZE, ModelInfo, StepPlan, StepResult, TokenTable
 from vidette.scheduler.choosing import Flight
 from vidette.scheduler.controls import Controls
 from vidette.scheduler.drafts import Drafts
@@ -49,7 +49,7 @@ class _Model:
     def allocate(self, num_blocks: int) -> None:
         """Nothing is computed, so nothing is stored."""
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan) -> StepResult:
         """Never called.
 
         Raises:
@@ -223,16 +223,22 @@ class ExploredLoop(StepLoop):
             batch.append(Share.of(sequence, self._chunk(sequence), self._bounds.drafts, self._cache))
         self._charge(batch)
         self._machine.launch(share.sequence.vid for share in batch)
-        logits = [
-            line
-            for share, (_, outcome) in zip(batch, chosen, strict=True)
-            for line in self._say(share, outcome)
-        ]
+        logits: list[NDArray[np.float32]] = []
+        best: list[int] = []
+        for share, (_, outcome) in zip(batch, chosen, strict=True):
+            lines = self._say(share, outcome)
+            if share.best:
+                best += [int(line.argmax()) for line in lines]
+            else:
+                logits += lines
         for share in batch:
             self._note(share)
         with torch.inference_mode():
-            lines = torch.from_numpy(np.array(logits, dtype=np.float32).reshape(-1, VOCAB))
-            self._land(Flight(batch, lines), told)
+            result = StepResult(
+                torch.from_numpy(np.array(logits, dtype=np.float32).reshape(-1, VOCAB)),
+                torch.tensor(best, dtype=torch.int64),
+            )
+            self._land(Flight(batch, result), told)
         return self._tell(told)
 
     def retract(self, vid: Vid) -> None:

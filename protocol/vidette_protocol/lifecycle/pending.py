@@ -71,6 +71,11 @@ class PendingDelta(Generic[EndT]):
 
     def take(self) -> Taken[EndT] | None:
         """Return all there is, once; None if there is nothing new."""
+        if self._packed_ids is None and self._end is None and (self._ids or self._texts):  # as mostly
+            text, ids = "".join(self._texts), tuple(self._ids)
+            self._texts.clear()
+            self._ids.clear()
+            return Taken(text, ids, None)
         taken = self.peek()
         if taken is not None:
             self._texts.clear()

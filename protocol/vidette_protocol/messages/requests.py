@@ -43,6 +43,7 @@ class TokenizedGenerateReqInput(BaseReq, tag=Tag.TOKENIZED_GENERATE, kw_only=Tru
             The scheduler ends the request a little later, should the front not have done so.
         resumed_output_ids: packed int32, what another scheduler had made of this request when it died; it is
             said again as one row at offset 0, and counts for everything as if it had been made here.
+        timed: whether it is to be said when it was begun, and when its first and last tokens were made.
     """
 
     rid: str
@@ -69,6 +70,7 @@ class TokenizedGenerateReqInput(BaseReq, tag=Tag.TOKENIZED_GENERATE, kw_only=Tru
     cache_salt: str | None = None
     deadline_s: Seconds | None = None
     resumed_output_ids: memoryview | None = None
+    timed: bool = False
 
     @property
     def token_ids(self) -> memoryview:

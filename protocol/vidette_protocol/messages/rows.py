@@ -38,12 +38,16 @@ class Served(Struct, array_like=True, frozen=True):
         cached_host_tokens: those of them that came back from the second tier.
         retractions: how often its blocks were taken for others.
         queue_s: seconds it waited to be begun.
+        begun_at: when it was begun, by the machine's monotonic clock; 0: it did not ask for times.
+        made_at: likewise, when the detokenizer had the last tokens of this row.
     """
 
     cached_tokens: int = 0
     cached_host_tokens: int = 0
     retractions: int = 0
     queue_s: float = 0.0
+    begun_at: float = 0.0
+    made_at: float = 0.0
 
 
 class TokenRow(Struct, frozen=True):

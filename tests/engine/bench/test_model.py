@@ -16,7 +16,8 @@ from vidette.bench.model import bench_model, weight_bytes_of
 from vidette.bench.others import Patience
 from vidette.bench.scheduler import IdleModel
 from vidette.bench.steps import DECODE_8, PREFILL, WORKLOADS
-from vidette.models import StepPlan, TokenTable
+from vidette.models import StepPlan, StepResult, TokenTable
+from vidette.models.interface import NOT_FINITE
 from vidette.models.quants import TensorType
 from vidette.models.store import ModelSource
 from vidette.models.weights import DecoderLayer, DecoderWeights, Matrix
@@ -37,7 +38,7 @@ class Fake(IdleModel):
     def allocate(self, num_blocks: int) -> None:
         self.blocks.append(num_blocks)
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan) -> StepResult:
         assert plan.block_tables.max() < self.blocks[0]
         self.plans.append(plan)
         return super().forward(plan)
@@ -110,7 +111,7 @@ def test_everything_is_found_under_its_name() -> None:
     assert len(model.blocks) == 1, "the pool is allocated once"
     assert set(profiles) == {"prefill", "decode_b1", "decode_b8", "decode_b32"}
     for profile in profiles.values():
-        assert list(profile) == ["linear", "attention", "forward, other", "sampler", "scheduler"]
+        assert list(profile) == ["linear", "attention", "forward, other", "scheduler"]
         assert profile["linear"] == pytest.approx(1e-9)
         assert profile["attention"] == pytest.approx(2e-9)
     assert results.details["profile"] == profiles
@@ -125,7 +126,7 @@ def test_what_is_not_known_is_left_out_and_said() -> None:
     assert not {"bandwidth_floor_b1", "weight_mib", "prefill_2048_tok_s"} & set(names)
     assert any(note.startswith("1 left out: the model's context is 256") for note in results.notes)
     assert any(note.startswith("no floor") for note in results.notes)
-    assert list(profiles["decode_b1"]) == ["forward", "sampler", "scheduler"]
+    assert list(profiles["decode_b1"]) == ["forward", "scheduler"]
 
 
 def test_the_peer_is_asked_for_the_same_in_turns_with_ours() -> None:
@@ -197,7 +198,7 @@ def test_the_loop_times_decodes_alone_and_finds_its_prompts_again() -> None:
 
 def test_a_model_without_logits_does_not_hang_it() -> None:
     model = IdleModel(256)
-    model._logits.fill_(float("nan"))
+    model._best.fill_(NOT_FINITE)
     with torch.inference_mode(), pytest.raises(RuntimeError, match="not finite"):
         LoopSteps(TimedModel(model), TABLE, [DECODE_8], rng=np.random.default_rng(0)).time(DECODE_8)
 

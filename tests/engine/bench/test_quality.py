@@ -11,7 +11,8 @@ import torch
 
 from vidette.bench.quality import STEP, bench_quality, cut_windows, find_texts, read_prose
 from vidette.errors import UsageError
-from vidette.models import StepPlan
+from vidette.models import StepPlan, StepResult
+from vidette.models.best import split_logits
 from vidette.models.toy import ToyModel
 from vidette.models.toy_tokenizer import ToyTokenizer
 
@@ -21,8 +22,8 @@ TEXT = "What is read is a text like any other, and longer than a step.\n" * 8
 class Flat(ToyModel):
     """A toy model that is sure of nothing."""
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
-        return torch.zeros(len(plan.logit_tokens), self.info.vocab_size)
+    def forward(self, plan: StepPlan) -> StepResult:
+        return split_logits(torch.zeros(len(plan.logit_tokens), self.info.vocab_size), plan)
 
 
 def compare(model: ToyModel, reference: ToyModel) -> dict[str, float]:
@@ -51,9 +52,9 @@ def test_what_differs_is_measured() -> None:
             ids[:-1],
             *(np.arange(length - 1, dtype=np.int32), np.array([0, length - 1], dtype=np.int32)),
             *(np.array([length - 1], dtype=np.int32), np.arange(6, dtype=np.int32)[None]),
-            np.arange(length - 1, dtype=np.int32),
+            *(np.arange(length - 1, dtype=np.int32), np.empty(0, dtype=np.int32)),
         )
-        log_p = torch.log_softmax(model.forward(plan).double(), dim=-1)
+        log_p = torch.log_softmax(model.forward(plan).logits.double(), dim=-1)
         entropies.append(-(log_p.exp() * log_p).sum(dim=-1))
         losses.append(-log_p.gather(1, torch.from_numpy(ids[1:]).long()[:, None])[:, 0])
     assert found["kl"] == pytest.approx(math.log(260) - float(torch.cat(entropies).mean()), rel=1e-4)

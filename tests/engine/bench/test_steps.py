@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from vidette.bench.steps import (
@@ -23,7 +22,7 @@ from vidette.bench.steps import (
     blocks_of,
     write_plans,
 )
-from vidette.models import BLOCK_SIZE, StepPlan
+from vidette.models import BLOCK_SIZE, StepPlan, StepResult
 from vidette.models.toy import ToyModel
 
 
@@ -51,10 +50,11 @@ def test_rows_grow_from_their_context_to_their_length(workload: Workload) -> Non
     assert expected == workload.length
 
 
-def test_logits_are_those_that_the_scheduler_wants() -> None:
-    assert [len(plan.logit_tokens) for plan in plans_of(DECODE_8)] == [8] * DECODE_8.steps
-    assert [len(plan.logit_tokens) for plan in plans_of(LONG_PREFILL)] == [0] * 7 + [1]
-    assert plans_of(PREFILL)[0].logit_tokens.tolist() == [CONTEXT - 1]
+def test_what_is_wanted_is_what_the_scheduler_wants() -> None:
+    assert [len(plan.best_tokens) for plan in plans_of(DECODE_8)] == [8] * DECODE_8.steps
+    assert [len(plan.best_tokens) for plan in plans_of(LONG_PREFILL)] == [0] * 7 + [1]
+    assert plans_of(PREFILL)[0].best_tokens.tolist() == [CONTEXT - 1]
+    assert not any(len(plan.logit_tokens) for plan in plans_of(DECODE_8))
 
 
 def test_the_sizes_are_those_that_are_documented() -> None:
@@ -76,7 +76,7 @@ class Recorder(ToyModel):
         self.plans: list[StepPlan] = []
         self.copied: list[int] = []
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         return super().forward(plan)
 

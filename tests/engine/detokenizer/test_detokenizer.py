@@ -77,6 +77,12 @@ def test_all_that_a_row_of_tokens_says_a_row_of_text_says_as_well(detokenizer: D
     assert {name: value for name, value in msgspec.structs.asdict(row).items() if name != "text"} == SHARED
 
 
+def test_the_time_is_told_of_those_that_are_timed(detokenizer: Detokenizer) -> None:
+    rows = [TokenRow(1, 0, ids("a"), served=Served(3)), TokenRow(2, 0, ids("b"), served=Served(begun_at=7.0))]
+    said = detokenizer.step(BatchTokenIDOutput.from_rows([*rows, TokenRow(3, 0, ids("c"))], LEDGER), 9.0)
+    assert said.served == [Served(3), Served(begun_at=7.0, made_at=9.0), None]
+
+
 def test_text_that_the_scheduler_decided_on_goes_before_that_of_the_tokens(detokenizer: Detokenizer) -> None:
     rows = [TokenRow(1, 0, ids("b"), decoded_text="a"), TokenRow(2, 0, ids("c"), STOP, decoded_text="x")]
     assert [row.text for row in step(detokenizer, *rows)] == ["ab", "xc"]

@@ -91,7 +91,7 @@ def test_what_cannot_is_refused_by_name_and_value(fields: dict[str, Any], param:
     ("fields", "message"),
     [
         ({"text": "x" * 21}, "text has 21 characters; at most 20 are accepted"),
-        ({"input_ids": [1] * 10}, "the prompt has 10 tokens; at most 9 fit"),
+        ({"input_ids": [1] * 10}, "the prompt is too long: it has 10 tokens; at most 9 fit"),
     ],
 )
 def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(
@@ -108,7 +108,7 @@ def test_a_prompt_that_is_far_too_long_is_not_looked_into() -> None:
         def __iter__(self) -> Iterator[int]:
             raise AssertionError("nobody looks")
 
-    with pytest.raises(UsageError, match=r"^the prompt has 1000 tokens; at most 9 fit$"):
+    with pytest.raises(UsageError, match=r"^the prompt is too long: it has 1000 tokens; at most 9 fit$"):
         check(GenerateReqInput(input_ids=Ids([1] * 1000)))
 
 
@@ -177,7 +177,8 @@ def test_what_is_settled_fits_and_leaves_nothing_open(
 
 
 def test_a_prompt_that_fills_the_context_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^the prompt has 10 tokens; at most 9 fit$") as caught:
+    too_long = "the prompt is too long: it has 10 tokens; at most 9 fit"
+    with pytest.raises(UsageError, match=f"^{too_long}$") as caught:
         settle_sampling(SamplingParams(max_new_tokens=None), 10, 10)
     assert caught.value.param == "text"
 

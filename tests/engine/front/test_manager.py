@@ -117,6 +117,22 @@ async def test_vids_are_of_the_front_and_floors_the_lowest_that_lives() -> None:
             assert only_request(front.sent()).floor == vids[1]
 
 
+async def test_who_was_cancelled_takes_nothing_whenever_it_comes() -> None:
+    async with Front.serving() as front:
+        for turns in range(8):
+            async with front.manager.generate(ask()) as stream:
+                front.say(StrRow(stream.vid, 0, (1,), None, "a"))
+                for _ in range(turns):
+                    await anyio.lowlevel.checkpoint()
+                with anyio.CancelScope() as scope:
+                    scope.cancel()
+                    await anext(stream)
+                assert scope.cancelled_caught, turns
+                assert (await anext(stream)).text == "a"
+                front.say(StrRow(stream.vid, 1, (2,), STOP, "b"))
+                assert (await stream.read()).text == "ab"
+
+
 # --- leaving ---------------------------------------------------------------------------------------
 
 
@@ -355,7 +371,7 @@ async def test_a_name_is_made_for_whoever_has_none() -> None:
         (ask("  "), "text has no tokens"),
         (ask([]), "input_ids is empty"),
         (ask([1, 128]), r"input_ids\[1\] is 128; token ids of this model are 0 to 127"),
-        (ask("x" * 100), "the prompt has at least 100 tokens; at most 99 fit"),
+        (ask("x" * 100), "the prompt is too long: it has at least 100 tokens; at most 99 fit"),
         (ask([1] * 90, max_new_tokens=11), "ask for at most 10"),
         (ask(temperature=-1.0), "temperature is -1.0"),
     ],

@@ -131,7 +131,7 @@ async def test_more_than_there_is_room_for_refuses_all() -> None:
     ("request_", "message"),
     [
         (ask_many("x", "  "), "text has no tokens"),
-        (ask_many("x", "y" * 100), "the prompt has at least 100 tokens; at most 99 fit"),
+        (ask_many("x", "y" * 100), "the prompt is too long: it has at least 100 tokens; at most 99 fit"),
         (ask_many("x", "y", temperature=-1.0), "temperature is -1.0"),
         (ask_many("x", "y", rid=["a", "a"]), "more than once"),
         (ask_many(), "text is"),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vidette.errors import EngineBroken, EngineClosed, Error, RequestError
-from vidette.front.stream import Completion, Delta, Stream
+from vidette.front.stream import Completion, Delta, Stream, wake_all
 from vidette_protocol.ids import Vid
 from vidette_protocol.messages import FinishReason, StrRow
 
@@ -25,6 +25,12 @@ FAILED = FinishReason("error", message="the model's logits are not finite")
 
 def row(text: str, *token_ids: int, reason: FinishReason | None = None) -> StrRow:
     return StrRow(9, 0, token_ids, reason, text)
+
+
+async def hear(stream: Stream, news: StrRow) -> None:
+    """Do with a row what a front does with those that it hears."""
+    stream.deliver(news)
+    await wake_all([stream])
 
 
 def closed() -> Error:
@@ -65,10 +71,10 @@ async def test_a_reader_that_waits_is_woken_by_each_row(stream: Stream) -> None:
         for number in range(50):
             while len(read) < number:
                 await anyio.lowlevel.checkpoint()
-            stream.deliver(row(str(number), number))
+            await hear(stream, row(str(number), number))
         while len(read) < 50:
             await anyio.lowlevel.checkpoint()
-        stream.deliver(row("", reason=STOP))
+        await hear(stream, row("", reason=STOP))
 
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
@@ -76,6 +82,18 @@ async def test_a_reader_that_waits_is_woken_by_each_row(stream: Stream) -> None:
             async for delta in stream:
                 read.append(delta)  # noqa: PERF401  the feeder looks at it
     assert len(read) == 51
+
+
+async def test_a_row_that_brings_nothing_wakes_nobody_for_good(stream: Stream) -> None:
+    async def feed() -> None:
+        for text, ids in (("", ()), ("", ()), ("a", (1,))):
+            await hear(stream, row(text, *ids))
+            await anyio.wait_all_tasks_blocked()
+
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(feed)
+            assert await anext(stream) == Delta("a", (1,), None)
 
 
 async def test_a_read_returns_everything_whatever_was_taken_before(stream: Stream) -> None:
@@ -173,14 +191,10 @@ async def test_what_came_before_a_failure_is_read_before_it(stream: Stream) -> N
 
 
 async def test_a_cancelled_reader_takes_nothing_even_if_news_comes_at_once(stream: Stream) -> None:
-    async def deliver() -> None:
-        stream.deliver(row("late", 1))
-
     async with anyio.create_task_group() as tasks:
         with anyio.CancelScope() as scope:
-            tasks.start_soon(
-                deliver
-            )  # it runs as soon as the reader waits, before a cancellation is delivered
+            # It runs as soon as the reader waits, before a cancellation is delivered.
+            tasks.start_soon(hear, stream, row("late", 1))
             scope.cancel()
             await anext(stream)
         assert scope.cancelled_caught
@@ -197,7 +211,7 @@ async def test_a_second_reader_is_refused_while_one_waits(stream: Stream) -> Non
             await anyio.wait_all_tasks_blocked()
             with pytest.raises(anyio.BusyResourceError):
                 await anext(stream)
-            stream.deliver(row("for the first", 1))
+            await hear(stream, row("for the first", 1))
     stream.deliver(row("for anyone", 2))
     assert (await anext(stream)).text == "for anyone"
 
@@ -313,7 +327,7 @@ async def test_a_wait_that_is_cancelled_does_not_spoil_the_next(stream: Stream) 
 
         tasks.start_soon(wait)
         await anyio.wait_all_tasks_blocked()
-        stream.deliver(row("a", 1))
+        await hear(stream, row("a", 1))
 
 
 def deliver(stream: Stream) -> None:

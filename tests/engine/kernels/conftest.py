@@ -14,6 +14,7 @@ from tests.engine.kernels.native import Native
 
 from vidette.kernels import load_library
 from vidette.kernels.build import COMPILERS, NoCompiler, compile_kernels
+from vidette.kernels.library import ABI
 from vidette.kernels.target import TARGETS, Target, missing_features
 
 SECONDS = 30.0
@@ -38,7 +39,7 @@ def real_compiler() -> Path:
 def small_library(real_compiler: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library that can be loaded, and does nothing."""
     folder = tmp_path_factory.mktemp("small")
-    (folder / "small.cpp").write_text(SMALL.replace("ABI", "1"))
+    (folder / "small.cpp").write_text(SMALL.replace("ABI", str(ABI)))
     command = [str(real_compiler), "-shared", "-fPIC", "small.cpp", "-o", "small.so"]
     subprocess.run(command, cwd=folder, check=True)
     return folder / "small.so"
@@ -50,7 +51,7 @@ def source(tmp_path: Path) -> Path:
     folder = tmp_path / "source"
     folder.mkdir()
     (folder / "kernels.cpp").write_text('#include "small.hpp"\n')
-    (folder / "small.hpp").write_text(SMALL.replace("ABI", "1"))
+    (folder / "small.hpp").write_text(SMALL.replace("ABI", str(ABI)))
     return folder
 
 

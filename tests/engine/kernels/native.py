@@ -164,6 +164,20 @@ class Native:
         _check_stale(y, gate.size)
         return y[: gate.size]
 
+    def best(self, logits: Floats, *, threads: int = 1) -> NDArray[np.int64]:
+        """Return the best token of each row."""
+        rows, vocab = logits.shape
+        tokens = _stale(rows, np.int64)
+        assert not self.library.vidette_test_best(
+            _pointer(logits),
+            ctypes.c_int64(rows),
+            ctypes.c_int64(vocab),
+            _pointer(tokens),
+            ctypes.c_int32(threads),
+        )
+        _check_stale(tokens, rows)
+        return tokens[:rows]
+
     def exp(self, x: Floats) -> Floats:
         """Return e^x."""
         y = _stale(x.size, np.float32)
@@ -196,6 +210,7 @@ def make_plan(parts: list[Part], *, all_logits: bool = False) -> StepPlan:
         context_lens=np.array([part.start + len(part.tokens) for part in parts], dtype=np.int32),
         block_tables=tables,
         logit_tokens=np.arange(starts[-1], dtype=np.int32) if all_logits else starts[1:] - 1,
+        best_tokens=np.zeros(0, dtype=np.int32),
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from vidette.errors import KernelError, UsageError
 from vidette.kernels import compile_kernels, library, load_library, open_kernels
-from vidette.kernels.library import choose_target, load_kernels
+from vidette.kernels.library import ABI, choose_target, load_kernels
 
 ON: dict[str, str] = {}
 
@@ -110,9 +110,9 @@ def compiled(folder: Path, compiler: Path, code: str) -> Path:
 
 
 def test_another_abi_is_refused(tmp_path: Path, real_compiler: Path, small_library: Path) -> None:
-    code = small_library.with_name("small.cpp").read_text().replace("return 1;", "return 2;")
+    code = small_library.with_name("small.cpp").read_text().replace(f"return {ABI};", f"return {ABI + 1};")
     path = compiled(tmp_path, real_compiler, code)
-    with pytest.raises(KernelError, match="have ABI 2, and 1 is needed"):
+    with pytest.raises(KernelError, match=f"have ABI {ABI + 1}, and {ABI} is needed"):
         load_library(path)
 
 

@@ -22,6 +22,7 @@ from vidette.kernels.reference import (
     PackedMatrix,
     PagedRows,
     attend,
+    best_tokens,
     gated,
     linear,
     pool_shape,
@@ -207,7 +208,7 @@ def test_logits_are_those_of_the_specification(name: str, make: Make, kernels: N
         [Part(tokens[0][60:61], 60, tables[0])],
     ):
         plan = make_plan(parts, all_logits=True)
-        ours, expected = decoder.forward(plan).numpy(), reference.forward(plan)
+        ours, expected = decoder.forward(plan).logits.numpy(), reference.forward(plan)
         assert np.abs(ours - expected).max() < 0.03 * np.abs(expected).max()
         assert np.square(ours - expected).mean() < 1e-5 * np.square(expected).mean()
 
@@ -220,7 +221,7 @@ def test_bits_depend_on_the_request_alone(data: st.DataObject, name: str, thread
     weights = make_weights(config)
     tokens = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=90), "tokens")
     alone = make(config, weights, threads=1)
-    expected = alone.forward(make_plan([Part(tokens, 0, list(range(6)))], all_logits=True)).numpy()
+    expected = alone.forward(make_plan([Part(tokens, 0, list(range(6)))], all_logits=True)).logits.numpy()
 
     blocks = data.draw(st.permutations(range(BLOCKS)), "blocks")
     decoder = make(config, weights, threads=threads)
@@ -238,10 +239,37 @@ def test_bits_depend_on_the_request_alone(data: st.DataObject, name: str, thread
         ]
         place = data.draw(st.integers(0, len(others)), "place")
         parts = [*others[:place], Part(tokens[done : done + count], done, blocks[:6]), *others[place:]]
-        logits = decoder.forward(make_plan(parts, all_logits=True)).numpy()
+        logits = decoder.forward(make_plan(parts, all_logits=True)).logits.numpy()
         first = sum(len(part.tokens) for part in parts[:place])
         assert logits[first : first + count].tobytes() == expected[done : done + count].tobytes()
         done += count
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data(), name=st.sampled_from(list(CONFIGS)), threads=st.sampled_from([1, 2, 3]))
+def test_best_tokens_are_those_of_the_logits(
+    data: st.DataObject, name: str, threads: int, make: Make
+) -> None:
+    """Whichever are wanted of which tokens: logits keep their bits, the best are the first of the largest."""
+    config = CONFIGS[name]
+    weights = make_weights(config)
+    matrix = weights.head or weights.embedding
+    rows = matrix.data.view(np.float32).reshape(matrix.shape)
+    rows[101:202] = rows[:101]  # every logit is there twice
+    decoder = make(config, weights, threads=threads)
+    count = data.draw(st.integers(1, 70), "tokens")
+    tokens = np.random.default_rng(count).integers(0, VOCAB, count).tolist()
+    if data.draw(st.booleans(), "faulty"):
+        decoder.import_blocks([9], np.full_like(decoder.export_blocks([9]), np.nan))
+    parts = [Part(tokens, 0, list(range(5))), Part([3], 16, [9, 8]), Part([4], 0, [10])]
+    plan = make_plan(parts, all_logits=True)
+    every = decoder.forward(plan).logits.clone().numpy()
+    places = st.lists(st.integers(0, count + 1), max_size=64)
+    logits, best = (np.array(data.draw(places, which), dtype=np.int32) for which in ("logits", "best"))
+    result = decoder.forward(plan._replace(logit_tokens=logits, best_tokens=best))
+    assert result.logits.numpy().tobytes() == every[logits].tobytes()
+    assert result.best.tolist() == best_tokens(every[best]).tolist()
+    assert set(best_tokens(every).tolist()) <= {-1, *range(101), 202}
 
 
 def test_what_recycled_blocks_hold_reaches_nobody(make: Make) -> None:
@@ -249,7 +277,7 @@ def test_what_recycled_blocks_hold_reaches_nobody(make: Make) -> None:
     clean, used = make(PLAIN, weights), make(PLAIN, weights)
     used.import_blocks(range(BLOCKS), np.full_like(used.export_blocks(range(BLOCKS)), np.nan))
     plan = make_plan([Part([5, 6, 7], 0, [3])])
-    assert torch.equal(clean.forward(plan).clone(), used.forward(plan))
+    assert torch.equal(clean.forward(plan).logits.clone(), used.forward(plan).logits)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -259,13 +287,13 @@ def test_what_is_not_finite_stays_with_its_own_row(name: str, make: Make) -> Non
     weights = make_weights(config)
     decoder, fresh = make(config, weights), make(config, weights)
     sane, other = Part([1, 2], 0, [0]), Part([5], 0, [3])
-    expected, expected_other = (fresh.forward(make_plan([part])).clone() for part in (sane, other))
+    expected, expected_other = (fresh.forward(make_plan([part])).logits.clone() for part in (sane, other))
     decoder.import_blocks([1], np.full_like(decoder.export_blocks([1]), np.nan))
-    logits = decoder.forward(make_plan([Part([9], 16, [1, 2]), sane]))
+    logits = decoder.forward(make_plan([Part([9], 16, [1, 2]), sane])).logits
     assert not logits[0].isfinite().any()
     assert torch.equal(logits[1], expected[0])
     # Another request's token is in its place now.
-    assert torch.equal(decoder.forward(make_plan([other])), expected_other)
+    assert torch.equal(decoder.forward(make_plan([other])).logits, expected_other)
 
 
 def test_blocks_come_back_as_they_left(make: Make) -> None:
@@ -273,19 +301,19 @@ def test_blocks_come_back_as_they_left(make: Make) -> None:
     decoder = make(RICH, make_weights(RICH))
     tokens = list(range(40))
     decoder.forward(make_plan([Part(tokens, 0, [4, 9, 2])]))
-    expected = decoder.forward(make_plan([Part([7], 40, [4, 9, 2])])).clone()
+    expected = decoder.forward(make_plan([Part([7], 40, [4, 9, 2])])).logits.clone()
     payload = decoder.export_blocks([4, 9, 2])
     assert payload.dtype == np.float16
     assert len(payload) == 3
     decoder.import_blocks([4, 9, 2], np.zeros_like(payload))
     decoder.import_blocks([30, 31, 32], payload)
-    assert torch.equal(decoder.forward(make_plan([Part([7], 40, [30, 31, 32])])), expected)
+    assert torch.equal(decoder.forward(make_plan([Part([7], 40, [30, 31, 32])])).logits, expected)
 
 
 def test_a_step_may_want_no_logits(make: Make) -> None:
     decoder = make(PLAIN, make_weights(PLAIN))
     plan = make_plan([Part([1, 2, 3], 0, [0])])._replace(logit_tokens=np.zeros(0, dtype=np.int32))
-    assert decoder.forward(plan).shape == (0, VOCAB)
+    assert decoder.forward(plan).logits.shape == (0, VOCAB)
 
 
 def test_a_profile_says_where_the_time_went(make: Make) -> None:
@@ -420,4 +448,4 @@ def test_the_c_structs_have_the_sizes_that_ctypes_gives_them() -> None:
     from vidette.kernels.bindings import ShapeStruct, StepStruct
 
     assert ctypes.sizeof(ShapeStruct) == 8 * 8 + 4 * 4 + 5 * 4 + 4
-    assert ctypes.sizeof(StepStruct) == 4 * 8 + 5 * 8
+    assert ctypes.sizeof(StepStruct) == 5 * 8 + 6 * 8

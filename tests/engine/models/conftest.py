@@ -113,6 +113,7 @@ def _make_plan(chunks: Sequence[Chunk], *, every_logit: bool = False) -> StepPla
         context_lens=np.asarray(ends, dtype=np.int32),
         block_tables=tables,
         logit_tokens=np.arange(starts[-1], dtype=np.int32) if every_logit else starts[1:] - 1,
+        best_tokens=np.zeros(0, dtype=np.int32),
     )
 
 
@@ -127,7 +128,7 @@ def _generate_greedily(model: Model, prompt: Sequence[int], count: int) -> list[
     generated: list[int] = []
     feed, start = list(prompt), 0
     for _ in range(count):
-        logits = model.forward(_make_plan([(feed, start, blocks)]))
+        logits = model.forward(_make_plan([(feed, start, blocks)])).logits
         start += len(feed)
         feed = [int(logits[0].argmax())]
         generated += feed

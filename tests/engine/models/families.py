@@ -146,7 +146,7 @@ def paged_logits(decoder: Model, make_plan: Callable[..., StepPlan]) -> torch.Te
         for row, count in enumerate(step):
             chunks.append((sequences[row][done[row] : done[row] + count], done[row], blocks[row]))
             done[row] += count
-        logits = decoder.forward(make_plan(chunks, every_logit=True)).clone()
+        logits = decoder.forward(make_plan(chunks, every_logit=True)).logits.clone()
         found[0].append(logits[: step[0]])
         found[1].append(logits[step[0] :])
     assert done == [LENGTH, LENGTH]

@@ -14,7 +14,8 @@ from tests.engine.models.test_device_decoder import FAMILIES
 from tests.engine.scheduler.conftest import Heard, request
 
 from vidette.models import ModelSource, StepPlan, TokenTable, load_model
-from vidette.models.accelerator import capture_on
+from vidette.models.accelerator import capture_on, fetch
+from vidette.models.best import take_best
 from vidette.models.decoder_config import decoder_info
 from vidette.models.device_decoder import DeviceDecoder
 from vidette.scheduler.loop import StepLoop
@@ -61,7 +62,7 @@ def test_decodes_of_changing_company_give_the_dense_logits(
             plan.append((texts[row][start:end], start, blocks[row]))
             wanted.append(expected[row][end - 1])
             lengths[row] = end
-        error = np.abs(model.forward(make_plan(plan)).cpu().numpy() - np.array(wanted))
+        error = np.abs(model.forward(make_plan(plan)).logits.cpu().numpy() - np.array(wanted))
         assert error.mean() < (1e-4 if dtype is torch.float32 else 0.03 * expected[5].std())
 
 
@@ -76,15 +77,18 @@ def test_a_step_is_launched_and_not_waited_for(tiny_llama_path: Path, make_plan:
         for params in ({"temperature": 0.0}, {"top_k": 20}, {"top_p": 0.9}, {})
     ]
     assert model.overlaps
-    told = [sample(model.forward(plan), rows[:count], [0] * count) for plan, count in plans]
+    told = [sample(model.forward(plan).logits, rows[:count], [0] * count) for plan, count in plans]
     for (plan, count), expected in zip(plans, told, strict=True):
         torch.cuda.set_sync_debug_mode("error")
         try:
-            sampling = begin(model.forward(plan), rows[:count], [0] * count)
+            wanted = plan.logit_tokens
+            best = fetch(model.forward(plan._replace(logit_tokens=wanted[:0], best_tokens=wanted)).best)
+            sampling = begin(model.forward(plan).logits, rows[:count], [0] * count)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         sampling.wait()
         assert sampling.tokens() == expected
+        assert best.wait()[0] == expected[0]
 
 
 def test_a_loop_says_the_same_whether_it_waits_or_not(tiny_llama_path: Path) -> None:
@@ -111,11 +115,21 @@ def test_a_loop_says_the_same_whether_it_waits_or_not(tiny_llama_path: Path) -> 
     assert heard[0] == heard[1]
 
 
+def test_best_tokens_are_those_of_the_logits() -> None:
+    logits = torch.randint(-4, 4, (33, 1001), generator=torch.Generator().manual_seed(1)).float()
+    for row, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+        logits[row, 500] = value
+    logits[3] = -torch.inf
+    best = take_best(logits.to("cuda"))
+    assert best.is_cuda
+    assert best.tolist() == take_best(logits).tolist()
+
+
 def test_blocks_go_to_host_memory_and_come_back(tiny_llama_path: Path, make_plan: Any) -> None:
     model = load_model(ModelSource("tiny", tiny_llama_path), device="cuda", cuda_graphs="start")
     model.allocate(NUM_BLOCKS)
     model.forward(make_plan([(range(40), 0, [7, 2, 9])]))
-    expected = model.forward(make_plan([([5], 40, [7, 2, 9])])).clone()
+    expected = model.forward(make_plan([([5], 40, [7, 2, 9])])).logits.clone()
     copies = model.export_blocks([7, 2, 9])
     model.import_blocks([4, 8, 1], copies)
-    assert torch.equal(model.forward(make_plan([([5], 40, [4, 8, 1])])), expected)
+    assert torch.equal(model.forward(make_plan([([5], 40, [4, 8, 1])])).logits, expected)

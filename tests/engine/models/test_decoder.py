@@ -203,7 +203,7 @@ def dense(tiny_llama_path: Path) -> DenseDecoder:
 def test_one_prompt_at_once(model: Decoder, dense: DenseDecoder, make_plan: Callable[..., StepPlan]) -> None:
     tokens = list(np.random.default_rng(1).integers(0, 260, 100))
     poison(model)
-    logits = model.forward(make_plan([(tokens, 0, range(7))], every_logit=True))
+    logits = model.forward(make_plan([(tokens, 0, range(7))], every_logit=True)).logits
     assert logits.dtype == torch.float32
     check(logits, dense.logits(tokens))
 
@@ -257,7 +257,7 @@ def test_any_schedule_of_any_decoder_gives_the_dense_logits(
                 done[index] = rng.choice([start + 1, rng.randint(start + 1, len(rows[index]))])
                 chunks.append((rows[index][start : done[index]], start, blocks[index]))
                 wanted.append(expected[index][start : done[index]])
-            check(model.forward(make_plan(chunks, every_logit=True)), np.concatenate(wanted))
+            check(model.forward(make_plan(chunks, every_logit=True)).logits, np.concatenate(wanted))
 
 
 @pytest.mark.parametrize(
@@ -276,9 +276,8 @@ def test_any_schedule_of_any_decoder_gives_the_dense_logits(
 def test_every_switch_changes_the_logits(switch: dict[str, Any], make_plan: Callable[..., StepPlan]) -> None:
     config, weights = random_decoder(3)
     plan = make_plan([(range(20), 0, [0, 1])])
-    difference = build(config, weights).forward(plan) - build(config._replace(**switch), weights).forward(
-        plan
-    )
+    logits = [build(each, weights).forward(plan).logits for each in (config, config._replace(**switch))]
+    difference = logits[0] - logits[1]
     assert difference.abs().max() > 1e-2
 
 
@@ -289,15 +288,15 @@ def test_what_lies_before_the_windows_is_not_read(make_plan: Callable[..., StepP
     model.forward(make_plan([(tokens[:40], 0, [0, 1, 2])]))
     # The blocks of positions 0 to 15 have been given away: no token from position 40 on sees them.
     model.import_blocks([0], np.full_like(model.export_blocks([0]), np.nan))
-    logits = model.forward(make_plan([(tokens[40:], 40, [0, 1, 2])], every_logit=True))
+    logits = model.forward(make_plan([(tokens[40:], 40, [0, 1, 2])], every_logit=True)).logits
     check(logits, DenseDecoder(config, weights).logits(tokens)[40:])
 
 
 def test_logits_only_where_they_are_wanted(model: Decoder, make_plan: Callable[..., StepPlan]) -> None:
     plan = make_plan([([1, 2, 3], 0, [4]), ([9], 0, [5])], every_logit=True)
-    every = model.forward(plan)
+    every = model.forward(plan).logits
     for wanted in ([3, 0], [2], []):
-        some = model.forward(plan._replace(logit_tokens=np.array(wanted, dtype=np.int32)))
+        some = model.forward(plan._replace(logit_tokens=np.array(wanted, dtype=np.int32))).logits
         assert some.shape == (len(wanted), 260)
         torch.testing.assert_close(some, every[wanted], atol=1e-5, rtol=0)
 
@@ -310,7 +309,7 @@ def test_a_poisoned_row_does_not_touch_the_others(
     model.forward(make_plan([(tokens, 0, [0, 1])]))
     # The second row goes on from blocks nobody wrote: all its keys are no numbers. It is padded together with
     # the first one, and longer than it.
-    logits = model.forward(make_plan([([20], 20, [0, 1]), ([7], 40, [2, 3, 4])]))
+    logits = model.forward(make_plan([([20], 20, [0, 1]), ([7], 40, [2, 3, 4])])).logits
     check(logits[0], dense.logits([*tokens, 20])[-1])
     assert logits[1].isnan().all()
 
@@ -321,14 +320,14 @@ def test_copied_blocks_are_as_good_as_computed_ones(
     tokens = list(np.random.default_rng(2).integers(0, 260, 40))
     poison(model)
     model.forward(make_plan([(tokens, 0, [7, 2, 9])]))
-    expected = model.forward(make_plan([([5], 40, [7, 2, 9])]))
+    expected = model.forward(make_plan([([5], 40, [7, 2, 9])])).logits
     copies = model.export_blocks([7, 2, 9])
     assert copies.shape == (3, 2 * 2, BLOCK_SIZE * 2 * 8)
     assert copies[:2].nbytes == 2 * BLOCK_SIZE * model.info.kv_bytes_per_token
     poison(model)
     model.import_blocks([4, 8], copies[:2])
     model.import_blocks([1], copies[2:])
-    assert torch.equal(model.forward(make_plan([([5], 40, [4, 8, 1])])), expected)
+    assert torch.equal(model.forward(make_plan([([5], 40, [4, 8, 1])])).logits, expected)
     assert model.export_blocks([8, 4])[::-1].tobytes() == copies[:2].tobytes()
 
 

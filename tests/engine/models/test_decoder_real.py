@@ -81,7 +81,7 @@ def test_greedy_text_and_logits_equal_those_of_transformers(
     logits: list[torch.Tensor] = []
     generated: list[int] = []
     for _ in range(64):
-        logits.append(model.forward(make_plan([(feed, start, blocks)], every_logit=True)))
+        logits.append(model.forward(make_plan([(feed, start, blocks)], every_logit=True)).logits)
         start += len(feed)
         feed = [int(logits[-1][-1].argmax())]
         generated += feed
@@ -110,7 +110,7 @@ def test_chunks_and_company_do_not_change_the_logits(
 ) -> None:
     rng = random.Random(seed)
     tokens = tokenizer.encode(PROMPT).tolist()
-    alone = model.forward(make_plan([(tokens, 0, range(NUM_BLOCKS))], every_logit=True))
+    alone = model.forward(make_plan([(tokens, 0, range(NUM_BLOCKS))], every_logit=True)).logits
 
     free = rng.sample(range(NUM_BLOCKS), NUM_BLOCKS)
     blocks = [[free.pop() for _ in range(-(-len(tokens) // BLOCK_SIZE))] for _ in range(4)]
@@ -128,7 +128,7 @@ def test_chunks_and_company_do_not_change_the_logits(
             done[row] = min(len(tokens), start + rng.choice([1, 1, 2, 9, 30]))
             chunks.append((rows[row][start : done[row]], start, blocks[row]))
         plan = make_plan(chunks, every_logit=True)
-        logits = model.forward(plan)
+        logits = model.forward(plan).logits
         row = chosen.index(0)
         found.append(logits[plan.row_starts[row] : plan.row_starts[row + 1]])
     together = torch.cat(found)

@@ -104,7 +104,7 @@ def test_any_schedule_of_any_decoder_gives_the_dense_logits(
                 done[index] = rng.randint(start + 1, min(start + longest, len(rows[index])))
                 chunks.append((rows[index][start : done[index]], start, blocks[index]))
                 wanted.append(expected[index][start : done[index]])
-            check(model.forward(make_plan(chunks, every_logit=True)), np.concatenate(wanted))
+            check(model.forward(make_plan(chunks, every_logit=True)).logits, np.concatenate(wanted))
 
 
 @pytest.mark.parametrize("switches", FAMILIES, ids=str)
@@ -128,7 +128,7 @@ def test_a_captured_step_computes_whatever_lies_in_its_tensors(
             plan.append(([texts[row][lengths[row]]], lengths[row], blocks[row]))
             wanted.append(expected[row][lengths[row]])
             lengths[row] += 1
-        check(model.forward(make_plan(plan)), np.array(wanted))
+        check(model.forward(make_plan(plan)).logits, np.array(wanted))
         assert (captures.made, captures.replayed) == (1, turn + 1)
 
 
@@ -171,7 +171,7 @@ def test_ahead_captures_every_shape_before_the_first_step(make_plan: Callable[..
     captures = Captures()
     dense, model = build({}, capture=captures, ahead=True)
     assert captures.made == 4 * 3  # 1, 2, 4, 6 rows; contexts of 128, 256, 400
-    check(model.forward(make_plan([([9], 0, [4])])), dense.logits([9]))
+    check(model.forward(make_plan([([9], 0, [4])])).logits, dense.logits([9]))
     for rows in range(1, 7):
         for position in (0, 128, 383):
             model.forward(make_plan([([3], position, range(NUM_BLOCKS))] * rows))
@@ -188,7 +188,7 @@ def test_ahead_with_short_contexts(context_len: int, made: int) -> None:
 def test_what_fills_a_step_up_touches_no_block_of_anybody(make_plan: Callable[..., StepPlan]) -> None:
     dense, model = build({"windows": (0, 3)})
     before = model._pool.clone()
-    logits = model.forward(make_plan([([5], 0, [7]), ([6], 0, [9]), ([5], 0, [0])]))
+    logits = model.forward(make_plan([([5], 0, [7]), ([6], 0, [9]), ([5], 0, [0])])).logits
     check(logits, np.concatenate([dense.logits([5]), dense.logits([6]), dense.logits([5])]))
     written = (model._pool.isfinite() & ~before.isfinite()).any(dim=(2, 3)).any(dim=0).nonzero()[:, 0]
     assert written.tolist() == [slot * BLOCK_SIZE for slot in (0, 7, 9, NUM_BLOCKS)]
@@ -197,9 +197,9 @@ def test_what_fills_a_step_up_touches_no_block_of_anybody(make_plan: Callable[..
 def test_logits_only_where_they_are_wanted(make_plan: Callable[..., StepPlan]) -> None:
     _, model = build({})
     plan = make_plan([([1], 0, [4]), ([9], 0, [5]), ([3], 0, [6])])
-    every = model.forward(plan).clone()
+    every = model.forward(plan).logits.clone()
     for wanted in ([2, 0], [1], [], [2, 2, 1, 0]):
-        some = model.forward(plan._replace(logit_tokens=np.array(wanted, dtype=np.int32)))
+        some = model.forward(plan._replace(logit_tokens=np.array(wanted, dtype=np.int32))).logits
         assert some.shape == (len(wanted), VOCABULARY)
         assert torch.equal(some, every[wanted])
 
@@ -209,7 +209,7 @@ def test_a_poisoned_row_does_not_touch_the_others(make_plan: Callable[..., StepP
     tokens = list(range(20))
     model.forward(make_plan([(tokens, 0, [0, 1])]))
     # The second row goes on from blocks nobody wrote: all its keys are no numbers.
-    logits = model.forward(make_plan([([20], 20, [0, 1]), ([7], 40, [2, 3, 4])]))
+    logits = model.forward(make_plan([([20], 20, [0, 1]), ([7], 40, [2, 3, 4])])).logits
     check(logits[0], dense.logits([*tokens, 20])[-1])
     assert logits[1].isnan().all()
 
@@ -219,8 +219,8 @@ def test_what_lies_before_the_windows_is_not_read(make_plan: Callable[..., StepP
     tokens = [*range(40), 7, 8, 9]
     model.forward(make_plan([(tokens[:40], 0, [0, 1, 2])]))
     model.import_blocks([0], np.full_like(model.export_blocks([0]), np.nan))
-    check(model.forward(make_plan([(tokens[40:42], 40, [0, 1, 2])])), dense.logits(tokens[:42])[-1:])
-    check(model.forward(make_plan([(tokens[42:], 42, [0, 1, 2])])), dense.logits(tokens)[-1:])
+    check(model.forward(make_plan([(tokens[40:42], 40, [0, 1, 2])])).logits, dense.logits(tokens[:42])[-1:])
+    check(model.forward(make_plan([(tokens[42:], 42, [0, 1, 2])])).logits, dense.logits(tokens)[-1:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -230,7 +230,7 @@ def test_copied_blocks_are_as_good_as_computed_ones(
     _, model = build({}, dtype=dtype)
     tokens = np.random.default_rng(2).integers(0, VOCABULARY, 40)
     model.forward(make_plan([(tokens, 0, [7, 2, 9])]))
-    expected = model.forward(make_plan([([5], 40, [7, 2, 9])])).clone()
+    expected = model.forward(make_plan([([5], 40, [7, 2, 9])])).logits.clone()
     assert expected.isfinite().all()
     copies = model.export_blocks([7, 2, 9])
     assert copies.shape == (3, 2 * 2, BLOCK_SIZE * 2 * 10)
@@ -240,7 +240,7 @@ def test_copied_blocks_are_as_good_as_computed_ones(
     model.import_blocks([4, 8], copies[:2])
     copies.flags.writeable = False
     model.import_blocks([1], copies[2:])
-    assert torch.equal(model.forward(make_plan([([5], 40, [4, 8, 1])])), expected)
+    assert torch.equal(model.forward(make_plan([([5], 40, [4, 8, 1])])).logits, expected)
     assert model.export_blocks([8, 4])[::-1].tobytes() == copies[:2].tobytes()
 
 
@@ -249,12 +249,25 @@ def test_bfloat16_is_near_by(switches: dict[str, Any], make_plan: Callable[..., 
     dense, model = build(switches, dtype=torch.bfloat16)
     tokens = np.random.default_rng(3).integers(0, VOCABULARY, 40).tolist()
     expected = dense.logits(tokens)
-    first = model.forward(make_plan([(tokens[:39], 0, [3, 1, 2])], every_logit=True))
-    last = model.forward(make_plan([(tokens[39:], 39, [3, 1, 2])]))
+    first = model.forward(make_plan([(tokens[:39], 0, [3, 1, 2])], every_logit=True)).logits
+    last = model.forward(make_plan([(tokens[39:], 39, [3, 1, 2])])).logits
     assert first.dtype == last.dtype == torch.float32
     # Eight bits of every number: about one in a hundred of what logits are spread over.
     error = np.abs(np.concatenate([first.numpy(), last.numpy()]) - expected)
     assert error.mean() < 0.03 * expected.std()
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_best_tokens_are_those_of_the_logits(length: int, make_plan: Callable[..., StepPlan]) -> None:
+    """In steps of decodes and in others."""
+    _, model = build({})
+    plan = make_plan([(range(length), 0, [4]), ([9], 0, [5]), ([3], 0, [6])])
+    every = model.forward(plan).logits.clone()
+    rows = plan.logit_tokens
+    for logits, best in ([[], [0, 1, 2]], [[2, 0], [1]], [[1], [0, 2]], [[0, 1], [2]]):
+        result = model.forward(plan._replace(logit_tokens=rows[logits], best_tokens=rows[best]))
+        assert torch.equal(result.logits, every[logits])
+        assert result.best.tolist() == every[best].argmax(dim=1).tolist()
 
 
 @pytest.mark.parametrize("switches", FAMILIES, ids=str)
@@ -276,10 +289,12 @@ def test_on_a_device_no_value_is_read_and_nothing_lies_elsewhere(
     ]
     with Elsewhere():
         for plan in plans:
-            for wanted in (plan, plan._replace(logit_tokens=plan.logit_tokens[1:])):
-                logits = model.forward(wanted)
-                assert logits.shape == (len(wanted.logit_tokens), VOCABULARY)
-                assert logits.dtype == torch.float32
+            for first in range(3):
+                wanted, best = plan.logit_tokens[first:], plan.logit_tokens[:first]
+                result = model.forward(plan._replace(logit_tokens=wanted, best_tokens=best))
+                assert result.logits.shape == (len(wanted), VOCABULARY)
+                assert result.logits.dtype == torch.float32
+                assert result.best.shape == (first,)
 
 
 def test_the_stand_in_for_a_device_can_fail() -> None:

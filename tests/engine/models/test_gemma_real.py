@@ -80,11 +80,11 @@ def test_greedy_text_and_logits_equal_those_of_transformers(
     for start in range(0, len(prompt) - CHUNK, CHUNK):
         model.forward(make_plan([(prompt[start : start + CHUNK], start, blocks)]))
     last = start + CHUNK
-    logits = [model.forward(make_plan([(prompt[last:], last, blocks)], every_logit=True))]
+    logits = [model.forward(make_plan([(prompt[last:], last, blocks)], every_logit=True)).logits]
     generated = [int(logits[-1][-1].argmax())]
     for step in range(31):
         plan = make_plan([(generated[-1:], len(prompt) + step, blocks)])
-        logits.append(model.forward(plan))
+        logits.append(model.forward(plan).logits)
         generated.append(int(logits[-1][-1].argmax()))
     with torch.inference_mode():
         expected = reference(torch.tensor([prompt + generated[:-1]]), use_cache=False).logits[0, last:]

@@ -28,10 +28,10 @@ def test_a_window_reads_what_it_sees(plan: StepPlan) -> None:
     decode, chunk = lay_out(plan, 2, (16,)).attention[16].groups
     # Its own position and the 15 before it.
     assert decode.slots_RC.tolist() == [list(range(55, 71))]
-    assert not decode.mask_R1NC.any()
+    assert decode.visible_R1NC.all()
     # The first token of the chunk sees positions 15 to 30, the last one 34 to 49.
     assert chunk.slots_RC.tolist() == [list(range(80 + 15, 80 + 50))]
-    visible = np.isfinite(chunk.mask_R1NC[0, 0].numpy())
+    visible = chunk.visible_R1NC[0, 0].numpy()
     # Two heads to a key-value head: each token is there twice.
     for head in range(2):
         assert [np.flatnonzero(row).tolist() for row in visible[head::2]] == [
@@ -44,4 +44,4 @@ def test_a_short_row_among_long_ones_is_padded_with_itself(make_plan: Callable[.
     (group,) = lay_out(plan, 1, (16,)).attention[16].groups
     assert group.slots_RC.shape == (2, 16)
     assert group.slots_RC[0].tolist() == [112, 113, 114, 115, *[112] * 12]
-    assert np.isfinite(group.mask_R1NC[0, 0, 0].numpy()).tolist() == [True] * 4 + [False] * 12
+    assert group.visible_R1NC[0, 0, 0].tolist() == [True] * 4 + [False] * 12

@@ -41,7 +41,7 @@ def logits_of(make_plan: Callable[..., StepPlan]) -> Callable[[list[int]], torch
     model = _model()
 
     def logits(tokens: list[int]) -> torch.Tensor:
-        return model.forward(make_plan([(tokens, 0, range(4))]))[0]
+        return model.forward(make_plan([(tokens, 0, range(4))])).logits[0]
 
     return logits
 
@@ -66,7 +66,7 @@ def test_it_is_what_its_info_says() -> None:
 def test_it_reaches_the_end_of_its_context(make_plan: Callable[..., StepPlan]) -> None:
     model = _model(512)
     tokens = list(np.random.default_rng(0).integers(0, 256, 8192))
-    assert torch.isfinite(model.forward(make_plan([(tokens, 0, range(512))]))).all()
+    assert torch.isfinite(model.forward(make_plan([(tokens, 0, range(512))])).logits).all()
 
 
 @settings(deadline=None)
@@ -103,7 +103,7 @@ def test_chunks_blocks_and_company_do_not_count(
             end = rng.randint(done[index] + 1, len(rows[index]))
             chunks.append((rows[index][done[index] : end], done[index], blocks[index]))
             done[index] = end
-        logits = model.forward(make_plan(chunks))
+        logits = model.forward(make_plan(chunks)).logits
         for index, row_logits in zip(chosen, logits, strict=True):
             assert torch.equal(row_logits, logits_of(rows[index][: done[index]]))
 
@@ -112,35 +112,35 @@ def test_a_wrong_block_changes_the_logits(make_plan: Callable[..., StepPlan]) ->
     model = _model()
     tokens = list(range(2 * BLOCK_SIZE))
     model.forward(make_plan([(tokens, 0, [3, 5])]))
-    right = model.forward(make_plan([([7], len(tokens), [3, 5, 9])]))
+    right = model.forward(make_plan([([7], len(tokens), [3, 5, 9])])).logits
     for wrong in ([5, 3, 9], [3, 4, 9], [3, 3, 9]):
-        assert not torch.equal(model.forward(make_plan([([7], len(tokens), wrong)])), right)
+        assert not torch.equal(model.forward(make_plan([([7], len(tokens), wrong)])).logits, right)
     model.forward(make_plan([([1], 0, [5])]))  # somebody else writes into a block of ours
-    assert not torch.equal(model.forward(make_plan([([7], len(tokens), [3, 5, 9])])), right)
+    assert not torch.equal(model.forward(make_plan([([7], len(tokens), [3, 5, 9])])).logits, right)
 
 
 def test_copied_blocks_are_as_good_as_computed_ones(make_plan: Callable[..., StepPlan]) -> None:
     model = _model()
     tokens = list(range(40))
     model.forward(make_plan([(tokens, 0, [7, 2, 9])]))
-    expected = model.forward(make_plan([([5], 40, [7, 2, 9])]))
+    expected = model.forward(make_plan([([5], 40, [7, 2, 9])])).logits
     copies = model.export_blocks([7, 2, 9])
     other = _model()
     other.import_blocks([4, 8], copies[:2])
     other.import_blocks([1], copies[2:])
-    assert torch.equal(other.forward(make_plan([([5], 40, [4, 8, 1])])), expected)
+    assert torch.equal(other.forward(make_plan([([5], 40, [4, 8, 1])])).logits, expected)
     copies[:] = 0
-    assert torch.equal(model.forward(make_plan([([5], 40, [7, 2, 9])])), expected)
+    assert torch.equal(model.forward(make_plan([([5], 40, [7, 2, 9])])).logits, expected)
 
 
 def test_logits_only_where_they_are_wanted(make_plan: Callable[..., StepPlan]) -> None:
     model = _model()
     plan = make_plan([([1, 2, 3], 0, [0]), ([4], 0, [1])], every_logit=True)
-    every = model.forward(plan)
+    every = model.forward(plan).logits
     assert every.shape == (4, 260)
-    some = model.forward(plan._replace(logit_tokens=np.array([3, 1], dtype=np.int32)))
+    some = model.forward(plan._replace(logit_tokens=np.array([3, 1], dtype=np.int32))).logits
     assert torch.equal(some, every[[3, 1]])
-    assert model.forward(plan._replace(logit_tokens=np.array([], dtype=np.int32))).shape == (0, 260)
+    assert model.forward(plan._replace(logit_tokens=np.array([], dtype=np.int32))).logits.shape == (0, 260)
 
 
 def test_greedy_text_is_printable_with_ends_and_split_characters(

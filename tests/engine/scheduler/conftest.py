@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -15,7 +16,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from vidette.models import BLOCK_SIZE, ModelInfo, StepPlan, TokenTable
+from vidette.models import BLOCK_SIZE, ModelInfo, StepPlan, StepResult, TokenTable
+from vidette.models.best import split_logits
 from vidette.models.toy import ToyModel
 from vidette.models.toy_tokenizer import toy_token_table
 from vidette.scheduler.effects import Command, Effects
@@ -85,24 +87,48 @@ class FakeModel:
     def import_blocks(self, blocks: Sequence[int], payload: NDArray[Any]) -> None:
         self._pool.reshape(-1, BLOCK_SIZE)[list(blocks)] = payload
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan) -> StepResult:
         self.plans.append(StepPlan(*(array.copy() for array in plan)))
         check_plan(plan)
-        logits = torch.zeros(len(plan.logit_tokens), VOCAB)
+        wanted = plan.wanted_tokens
+        logits = torch.zeros(len(wanted), VOCAB)
         contexts = []
         for row, (start, end) in enumerate(spans(plan)):
             places = np.arange(plan.context_lens[row])
             slots = plan.block_tables[row][places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
             self._pool[slots[plan.positions[start:end]]] = plan.token_ids[start:end]
             contexts.append(self._pool[slots].tolist())
-        rows = np.searchsorted(plan.row_starts, plan.logit_tokens, side="right") - 1
-        for logit, (row, place) in enumerate(zip(rows, plan.logit_tokens, strict=True)):
+        rows = np.searchsorted(plan.row_starts, wanted, side="right") - 1
+        for logit, (row, place) in enumerate(zip(rows, wanted, strict=True)):
             token = self.next_token(contexts[row][: plan.positions[place] + 1])
             if token == NOT_A_NUMBER:
                 logits[logit, 3] = torch.nan
             else:
                 logits[logit, token] = 40.0
-        return logits
+        return split_logits(logits, plan)
+
+
+def logits_of(context: list[int]) -> NDArray[np.float32]:
+    """Return the logits behind a context: random, but always the same."""
+    seed = zlib.crc32(np.array(context, dtype=np.int32).tobytes())
+    return np.random.default_rng(seed).standard_normal(VOCAB).astype(np.float32) * 2
+
+
+class RandomModel(FakeModel):
+    """A model whose logits say more than the next token."""
+
+    def __init__(self) -> None:
+        self.wanted: list[NDArray[np.float32]] = []
+        super().__init__(self._note)
+
+    def _note(self, context: Any) -> int:
+        self.wanted.append(logits_of(list(context)))
+        return 0
+
+    def forward(self, plan: StepPlan) -> StepResult:
+        self.wanted.clear()
+        result = super().forward(plan)
+        return split_logits(torch.from_numpy(np.stack(self.wanted)), plan) if self.wanted else result
 
 
 class GatedModel(FakeModel):
@@ -113,7 +139,7 @@ class GatedModel(FakeModel):
         self.begun = threading.Semaphore(0)
         self.gate = threading.Semaphore(0)
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan) -> StepResult:
         self.begun.release()
         assert self.gate.acquire(timeout=DEADLINE)
         return super().forward(plan)
@@ -147,10 +173,13 @@ def check_plan(plan: StepPlan) -> None:
         taken += blocks
         written += blocks[first // BLOCK_SIZE :]
     assert all(taken.count(block) == 1 for block in written), "a block that is written is in two places"
-    assert plan.logit_tokens.tolist() == sorted(plan.logit_tokens.tolist())
-    for start, end in rows:  # those of a row are of its last tokens
-        wanted = [token for token in plan.logit_tokens.tolist() if start <= token < end]
+    for each in (plan.logit_tokens.tolist(), plan.best_tokens.tolist()):
+        assert each == sorted(each)
+    for start, end in rows:  # those of a row are of its last tokens, and of one kind
+        both = [[t for t in each if start <= t < end] for each in (plan.logit_tokens, plan.best_tokens)]
+        wanted = both[0] or both[1]
         assert wanted == list(range(end - len(wanted), end))
+        assert not (both[0] and both[1])
 
 
 def foretell(

@@ -27,7 +27,7 @@ from tests.engine.scheduler.conftest import (
     request,
 )
 
-from vidette.models import StepPlan
+from vidette.models import StepPlan, StepResult
 from vidette.scheduler.compute import ComputeThread, ThreadNews
 from vidette.scheduler.effects import Command
 from vidette.scheduler.endings import DEADLINE_GRACE, EXPIRED
@@ -284,7 +284,7 @@ def test_it_computes_in_inference_mode() -> None:
     modes = []
 
     class Curious(FakeModel):
-        def forward(self, plan: StepPlan) -> torch.Tensor:
+        def forward(self, plan: StepPlan) -> StepResult:
             modes.append(torch.is_inference_mode_enabled())
             return super().forward(plan)
 
@@ -501,7 +501,7 @@ def test_it_can_be_stopped_while_the_answer_to_a_shutdown_waits() -> None:
 
 def test_an_error_of_a_step_ends_it_and_the_link() -> None:
     class Broken(FakeModel):
-        def forward(self, plan: StepPlan) -> torch.Tensor:
+        def forward(self, plan: StepPlan) -> StepResult:
             if len(self.plans) == 2:
                 raise FloatingPointError("the device is on fire")
             return super().forward(plan)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from vidette.models.interface import NOT_FINITE
 from vidette.scheduler import sampler
 from vidette.scheduler.logprobs import (
     LOWEST,
@@ -21,7 +22,7 @@ from vidette.scheduler.logprobs import (
     find_logprobs,
     write_columns,
 )
-from vidette.scheduler.sampler import NOT_FINITE, sample
+from vidette.scheduler.sampler import sample
 from vidette.scheduler.sampling import SamplingRow
 from vidette_protocol.messages import SamplingParams, TokenizedGenerateReqInput
 from vidette_protocol.messages.columns import pack_i32, view_f32, view_i32

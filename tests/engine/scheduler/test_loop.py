@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 from tests.engine.scheduler.conftest import (
     EOS,
     NOT_A_NUMBER,
@@ -19,7 +18,7 @@ from tests.engine.scheduler.conftest import (
     spans,
 )
 
-from vidette.models import BLOCK_SIZE, StepPlan
+from vidette.models import BLOCK_SIZE, StepPlan, StepResult
 from vidette.scheduler.effects import Command
 from vidette_protocol.errors import RemoteProtocolError
 from vidette_protocol.ids import Vid, make_vid
@@ -196,7 +195,7 @@ def test_logits_that_are_not_finite_end_their_request_alone() -> None:
 
 def test_a_model_that_fails_is_no_business_of_the_loop() -> None:
     class Broken(FakeModel):
-        def forward(self, plan: StepPlan) -> torch.Tensor:  # noqa: ARG002
+        def forward(self, plan: StepPlan) -> StepResult:  # noqa: ARG002
             raise FloatingPointError("the device is on fire")
 
     driver = Driver(Broken())

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.engine.scheduler.conftest import VOCAB, Driver, FakeModel, request
+from tests.engine.scheduler.conftest import VOCAB, Driver, RandomModel, logits_of, request
 
 from vidette.scheduler import logprobs
 from vidette.scheduler.effects import Command
@@ -19,29 +17,6 @@ from vidette_protocol.messages import BatchTokenIDOutput, TokenizedGenerateReqIn
 from vidette_protocol.messages.columns import pack_i32, view_f32, view_i32
 
 PREFIX = [1 + place % (VOCAB - 1) for place in range(64)]
-
-
-def logits_of(context: list[int]) -> NDArray[np.float32]:
-    """Return the logits behind a context: random, but always the same."""
-    seed = zlib.crc32(np.array(context, dtype=np.int32).tobytes())
-    return np.random.default_rng(seed).standard_normal(VOCAB).astype(np.float32) * 2
-
-
-class RandomModel(FakeModel):
-    """A model whose logits say more than the next token."""
-
-    def __init__(self) -> None:
-        self.wanted: list[NDArray[np.float32]] = []
-        super().__init__(self._note)
-
-    def _note(self, context: Any) -> int:
-        self.wanted.append(logits_of(list(context)))
-        return 0
-
-    def forward(self, plan: Any) -> torch.Tensor:
-        self.wanted.clear()
-        logits = super().forward(plan)
-        return torch.from_numpy(np.stack(self.wanted)) if self.wanted else logits
 
 
 class Reports:

@@ -89,6 +89,19 @@ def test_a_request_says_how_it_was_served() -> None:
     assert 1 not in driver.heard.served
 
 
+def test_one_that_asks_for_it_is_told_with_its_first_and_its_last_row_when_it_was_begun() -> None:
+    driver = Driver()
+    driver.now = 5.0
+    driver.run(
+        request(1, max_new_tokens=9, timed=True),
+        request(2, max_new_tokens=9),
+        request(3, [1, 2], max_new_tokens=9, timed=True, resumed=[4, 5]),
+        request(4, max_new_tokens=1, timed=True),
+    )
+    told = Served(begun_at=5.0)
+    assert driver.heard.served == {1: [told, told], 3: [told, told], 4: [told]}
+
+
 def test_what_an_aborted_request_has_computed_stays_until_it_is_needed() -> None:
     driver = Driver(num_blocks=12)
     driver.step(request(1, PREFIX, max_new_tokens=9))

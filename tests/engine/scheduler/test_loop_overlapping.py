@@ -6,11 +6,11 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.scheduler.conftest import EOS, VOCAB, Driver, FakeModel, mixed, request, spans
 
+from vidette.models.interface import StepResult
 from vidette.scheduler.effects import Command, Effects
 from vidette_protocol.messages import (
     AbortReq,
@@ -55,7 +55,7 @@ def test_what_a_step_launches_is_told_by_the_next_one() -> None:
 def test_nothing_is_looked_at_before_it_is_computed() -> None:
     driver = overlapping()
     driver.step(request(1))
-    with pytest.raises(RuntimeError, match="logits are looked at while a batch is in flight"):
+    with pytest.raises(RuntimeError, match="its result is looked at while a batch is in flight"):
         driver.loop.step((), 0.0)
 
 
@@ -137,7 +137,7 @@ def test_a_shutdown_lands_what_is_in_flight_and_is_the_last() -> None:
 
 def test_a_model_that_fails_later_is_no_business_of_the_loop() -> None:
     class Failing(FakeModel):
-        def forward(self, plan: Any) -> torch.Tensor:  # noqa: ARG002
+        def forward(self, plan: Any) -> StepResult:  # noqa: ARG002
             raise MemoryError("the device is gone")
 
     driver = overlapping(model=Failing())

@@ -14,7 +14,6 @@ import anyio
 import anyio.abc
 import msgspec
 import pytest
-import torch
 from tests.engine.scheduler.conftest import (
     DEADLINE,
     ENDLESS,
@@ -28,7 +27,7 @@ from tests.engine.scheduler.conftest import (
 
 from vidette._groups import sole_cause
 from vidette.config import EngineConfig
-from vidette.models import StepPlan
+from vidette.models import StepPlan, StepResult
 from vidette.scheduler.build import loop_options
 from vidette.scheduler.compute import ComputeThread
 from vidette.scheduler.loop import StepLoop
@@ -370,7 +369,7 @@ async def test_a_detokenizer_that_is_gone_ends_it_quietly(kind: Kind) -> None:
 
 async def test_an_error_of_a_step_is_what_ends_it(kind: Kind) -> None:
     class Broken(FakeModel):
-        def forward(self, plan: StepPlan) -> torch.Tensor:  # noqa: ARG002
+        def forward(self, plan: StepPlan) -> StepResult:  # noqa: ARG002
             raise FloatingPointError("the device is on fire")
 
     async with running(kind, Broken()) as ends:

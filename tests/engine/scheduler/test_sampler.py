@@ -13,7 +13,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from vidette.scheduler.sampler import NOT_FINITE, _look_up, sample
+from vidette.models.interface import NOT_FINITE
+from vidette.scheduler.sampler import _look_up, sample
 from vidette.scheduler.sampling import SamplingRow, Way
 from vidette.scheduler.seeded import uniform, uniforms
 from vidette_protocol.messages import SamplingParams

@@ -53,6 +53,7 @@ def test_what_the_kernel_says_of_a_process() -> None:
     look = look_at(os.getpid())
     tick = 1 / os.sysconf("SC_CLK_TCK")
     assert look.state == "R"
+    assert look.rss_bytes > 10_000_000
     assert before - 2 * tick <= look.cpu_s <= time.process_time() + 2 * tick
 
 

@@ -521,6 +521,16 @@ def test_a_copy_is_independent() -> None:
     assert twin.how(A) is None
 
 
+def test_what_lives_is_told_of_in_the_order_it_came() -> None:
+    machine = in_state(State.LIVE, offset=3)
+    other = machine.submit(S)
+    machine.abort(A)
+    told = [(vid, entry.state, entry.rid, entry.offset) for vid, entry in machine.live()]
+    assert told == [(A, State.CLOSING, R, 3), (other, State.NEW, S, 0)]
+    machine.receive(A, 3, 0, End.ABORT)
+    assert [vid for vid, _ in machine.live()] == [other]
+
+
 def test_a_copy_has_groups_of_its_own() -> None:
     machine, vids = group_of(R, S)
     twin = machine.copy()

@@ -330,7 +330,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input_ids": [1, True]}, "input_ids[1]", "input_ids[1] is True; a token id is an integer"),
     ({"input_ids": ["\ud800"]}, "input_ids[0]", r"input_ids[0] is '\ud800'; a token id is an integer"),
     ({"input_ids": "a"}, "input_ids", "input_ids is 'a'; it must be a list of token ids"),
-    ({"input_ids": [1] * 6}, "input_ids", "the prompt has 6 tokens; at most 5 fit"),
+    ({"input_ids": [1] * 6}, "input_ids", "the prompt is too long: it has 6 tokens; at most 5 fit"),
     ({"input_ids": [[1]] * 9}, "input_ids", "input_ids has 9 prompts; at most 8 are accepted"),
     ({"input_embeds": []}, "input_embeds", "input_embeds is empty; a prompt has at least one token"),
     (

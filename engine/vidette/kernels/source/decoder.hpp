@@ -10,6 +10,7 @@
 #include <new>
 
 #include "attention.hpp"
+#include "best.hpp"
 #include "elementwise.hpp"
 #include "linear.hpp"
 #include "memory.hpp"
@@ -43,8 +44,11 @@ struct Layer {
 
 // A step (interface.StepPlan says what the arrays are).
 struct Step {
-    std::int64_t tokens, rows, table_stride, logits;
-    const std::int32_t *token_ids, *positions, *row_starts, *block_tables, *logit_tokens;
+    std::int64_t tokens, rows, table_stride, logits, best;
+    const std::int32_t *token_ids, *positions, *row_starts, *block_tables, *logit_tokens, *best_tokens;
+
+    // How many tokens the head computes: those whose logits are wanted, then those of which only the best one is.
+    std::int64_t wanted() const { return logits + best; }
 };
 
 // --- where the time goes ------------------------------------------------------------------
@@ -127,18 +131,21 @@ class Decoder {
         return total;
     }
 
-    // Computes float32 logits [step.logits, vocab_size].
-    Outcome step(const Step &step, float *logits) {
+    // Computes float32 logits [step.logits, vocab_size], and the tokens that follow best, [step.best].
+    Outcome step(const Step &step, float *logits, std::int64_t *best) {
         for (std::int64_t t = 0; t < step.tokens; ++t)
             if (step.token_ids[t] < 0 || step.token_ids[t] >= shape_.vocab_size) return kUnknownToken;
         team_.wait_until_left();  // late members read what is changed here
         if (!reserve(step)) return kNoMemory;
         step_ = step;
         logits_ = logits;
-        std::copy_n(step.logit_tokens, step.logits, wanted_);  // the plan may be gone before a late member is
+        // The plan may be gone before a late member is.
+        std::copy_n(step.best_tokens, step.best, std::copy_n(step.logit_tokens, step.logits, wanted_));
+        best_.clear(step.best);
         cut_pieces();
         clock_.start();
         team_.run([this](Member &member) { run(member); });
+        best_.write(step.best, best);
         return kDone;
     }
 
@@ -205,14 +212,14 @@ class Decoder {
     // Room for a step; grows by need, never shrinks.
     bool reserve(const Step &step) {
         const std::int64_t pieces = step.rows + step.tokens / attention_.piece_tokens();
-        if (step.tokens <= room_tokens_ && step.logits <= room_logits_ && pieces <= room_pieces_) return true;
+        if (step.tokens <= room_tokens_ && step.wanted() <= room_wanted_ && pieces <= room_pieces_) return true;
         const auto rounded = [](std::int64_t count) { return (count + 63) / 64 * 64; };
         room_tokens_ = std::max(room_tokens_, rounded(step.tokens));
-        room_logits_ = std::max(room_logits_, rounded(step.logits));
+        room_wanted_ = std::max(room_wanted_, rounded(step.wanted()));
         room_pieces_ = std::max(room_pieces_, rounded(pieces));
         buffers_.~Arena();
         new (&buffers_) Arena;
-        const std::int64_t t = room_tokens_, rows = std::max(t, room_logits_);
+        const std::int64_t t = room_tokens_, rows = std::max(t, room_wanted_);
         const std::int64_t turns = t * shape_.rope_kinds * (shape_.head_dim / 2);
         const auto floats = [&](std::int64_t count) { return buffers_.take_array<float>(count); };
         x_ = floats(t * hidden_);
@@ -227,10 +234,10 @@ class Decoder {
         sines_ = floats(turns);
         activations_ = buffers_.take_array<std::uint8_t>(activation_row_ * rows);
         pieces_ = buffers_.take_array<AttentionPiece>(room_pieces_);
-        wanted_ = buffers_.take_array<std::int32_t>(room_logits_);
+        wanted_ = buffers_.take_array<std::int32_t>(room_wanted_);
         const bool enough = x_ && delta_ && q_ && k_ && v_ && mixed_ && gate_ && up_ && cosines_ && sines_ && activations_ &&
-                            pieces_ && wanted_;
-        if (!enough) room_tokens_ = room_logits_ = room_pieces_ = 0;
+                            pieces_ && wanted_ && best_.reserve(buffers_, team_.size(), room_wanted_);
+        if (!enough) room_tokens_ = room_wanted_ = room_pieces_ = 0;
         return enough;
     }
 
@@ -330,18 +337,21 @@ class Decoder {
     }
 
     void finish(Member &member) {
-        if (step_.logits == 0) return;
-        const Activations last = prepare(member, hidden_, step_.logits, [&](std::int64_t i, const Activations &to, std::int64_t row) {
+        const std::int64_t wanted = step_.wanted(), num_logits = step_.logits;
+        if (wanted == 0) return;
+        const Activations last = prepare(member, hidden_, wanted, [&](std::int64_t i, const Activations &to, std::int64_t row) {
             quantize_normed_row(x_ + wanted_[i] * hidden_, norm_, shape_.hidden_size, shape_.norm_epsilon, to, row);
         });
         const Matrix &w = head();
         const float cap = shape_.logit_softcap;
+        Best *best = best_.of(member.number());
         member.share(w.tiles(), piece_of(w.tiles()), [&](std::int64_t first, std::int64_t end) {
             for (std::int64_t tile = first; tile < end; ++tile) {
                 const std::int64_t at = tile * kTile;
                 const int width = static_cast<int>(std::min<std::int64_t>(kTile, shape_.vocab_size - at));
-                compute_tile(w, tile, last, step_.logits, [&](std::int64_t row, Vec y) {
+                compute_tile(w, tile, last, wanted, [&](std::int64_t row, Vec y) {
                     if (cap > 0.0f) y = soften(y, cap);
+                    if (row >= num_logits) return best[row - num_logits].see(y, at, width);
                     float *to = logits_ + row * shape_.vocab_size + at;
                     if (width == kTile)
                         store(to, y);
@@ -469,11 +479,12 @@ class Decoder {
     // One step.
     Step step_{};
     float *logits_ = nullptr;
-    std::int64_t room_tokens_ = 0, room_logits_ = 0, room_pieces_ = 0, num_pieces_ = 0;
+    std::int64_t room_tokens_ = 0, room_wanted_ = 0, room_pieces_ = 0, num_pieces_ = 0;
     float *x_ = nullptr, *delta_ = nullptr, *q_ = nullptr, *k_ = nullptr, *v_ = nullptr, *mixed_ = nullptr;
     float *gate_ = nullptr, *up_ = nullptr, *cosines_ = nullptr, *sines_ = nullptr;
     std::uint8_t *activations_ = nullptr;
     std::int32_t *wanted_ = nullptr;
+    Bests best_;
     AttentionPiece *pieces_ = nullptr;
 
     Team team_;  // the last: its late members read all of the above

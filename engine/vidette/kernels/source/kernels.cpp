@@ -9,6 +9,7 @@
 #include <new>
 
 #include "attention.hpp"
+#include "best.hpp"
 #include "decoder.hpp"
 #include "elementwise.hpp"
 #include "linear.hpp"
@@ -20,7 +21,7 @@
 
 using namespace vidette;
 
-VIDETTE_EXPORT std::int32_t vidette_kernels_abi() { return 1; }
+VIDETTE_EXPORT std::int32_t vidette_kernels_abi() { return 2; }
 VIDETTE_EXPORT const char *vidette_kernels_isa() { return kInstructions; }
 
 // --- a decoder ----------------------------------------------------------------------------
@@ -61,8 +62,8 @@ VIDETTE_EXPORT void vidette_set_pool(Decoder *decoder, void *pool, std::int64_t 
     decoder->set_pool(static_cast<half_t *>(pool), num_blocks);
 }
 
-VIDETTE_EXPORT std::int32_t vidette_step(Decoder *decoder, const Step *step, float *logits) {
-    return decoder->step(*step, logits);
+VIDETTE_EXPORT std::int32_t vidette_step(Decoder *decoder, const Step *step, float *logits, std::int64_t *best) {
+    return decoder->step(*step, logits, best);
 }
 
 VIDETTE_EXPORT std::int64_t vidette_weight_bytes(const Decoder *decoder) { return decoder->weight_bytes(); }
@@ -139,6 +140,29 @@ VIDETTE_EXPORT std::int32_t vidette_test_linear(std::int32_t packing, const void
                 });
         });
     });
+    return 0;
+}
+
+VIDETTE_EXPORT std::int32_t vidette_test_best(const float *logits, std::int64_t rows, std::int64_t vocab,
+                                              std::int64_t *tokens, std::int32_t threads) {
+    Arena arena;
+    Team team(threads, 1);
+    Bests best;
+    if (!best.reserve(arena, team.size(), rows)) return 1;
+    best.clear(rows);
+    team.run([&](Member &member) {
+        Best *own = best.of(member.number());
+        member.share(tiles_of(vocab), 1, [&](std::int64_t first, std::int64_t last) {
+            for (std::int64_t tile = first; tile < last; ++tile)
+                for (std::int64_t row = 0; row < rows; ++row) {
+                    float lanes[kTile] = {};  // as a product has zeros behind the last output
+                    const std::int64_t at = tile * kTile, count = std::min<std::int64_t>(kTile, vocab - at);
+                    std::copy_n(logits + row * vocab + at, count, lanes);
+                    own[row].see(load(lanes), at, static_cast<int>(count));
+                }
+        });
+    });
+    best.write(rows, tokens);
     return 0;
 }
 

@@ -71,6 +71,10 @@ inline bool all_finite(Vec a) {
     const __m512 largest = _mm512_set1_ps(std::numeric_limits<float>::max());
     return _mm512_cmp_ps_mask(_mm512_abs_ps(a.v), largest, _CMP_LE_OQ) == 0xffff;
 }
+// Whether a lane is larger than a limit, or not a number.
+inline bool any_above(Vec a, float limit) {
+    return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(limit), _CMP_NLE_UQ) != 0;
+}
 // a * 2^n for whole n in [-126, 127].
 inline Vec scale_by_power(Vec a, Vec n) {
     const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
@@ -149,6 +153,11 @@ inline bool all_finite(Vec a) {
     const int hi = _mm256_movemask_ps(_mm256_cmp_ps(size.hi, largest, _CMP_LE_OQ));
     return (lo & hi) == 0xff;
 }
+inline bool any_above(Vec a, float limit) {
+    const __m256 most = _mm256_set1_ps(limit);
+    const __m256 lo = _mm256_cmp_ps(a.lo, most, _CMP_NLE_UQ), hi = _mm256_cmp_ps(a.hi, most, _CMP_NLE_UQ);
+    return _mm256_movemask_ps(_mm256_or_ps(lo, hi)) != 0;
+}
 inline Vec scale_by_power(Vec a, Vec n) {
     const __m256i bias = _mm256_set1_epi32(127);
     const __m256i lo = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.lo), bias), 23);
@@ -206,6 +215,11 @@ inline bool all_finite(Vec a) {
     bool finite = true;
     for (int i = 0; i < kLanes; ++i) finite &= std::fabs(a.v[i]) <= std::numeric_limits<float>::max();
     return finite;
+}
+inline bool any_above(Vec a, float limit) {
+    bool above = false;
+    for (int i = 0; i < kLanes; ++i) above |= !(a.v[i] <= limit);
+    return above;
 }
 inline Vec scale_by_power(Vec a, Vec n) {
     return each_lane([&](int i) {

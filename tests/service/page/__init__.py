@@ -1,0 +1,1 @@
+"""The page at `/`: its routes, and what it does in a browser."""

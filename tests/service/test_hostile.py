@@ -1,0 +1,215 @@
+"""Requests that ended other servers, each in a file of `hostile/`: refused at once, and nothing is harmed.
+
+A file has the fault, whose it was, what went wrong there, and requests. Each of them is `json`, or a `body`
+or a whole request `raw` in pieces, of which one may be repeated; with the statuses that may answer it (0: the
+connection is closed), and texts that the answer is `without`. `KEY` in `raw` is the line with the key, and
+`DECOY` an address to which nobody may connect.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import resource
+import socket
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import msgspec
+import pytest
+from msgspec import Struct
+
+import vidette
+from tests.service.driver import SECONDS, SERVERS
+from vidette.service import FrontDoor, Gate, Keys, Secret, ServiceLimits, build_app
+from vidette.service.servers import serving
+from vidette.service.sockets import bind, url_of
+
+HERE = Path(__file__).parent / "hostile"
+PAGE = Path(__file__).parents[2] / "docs/reference/hostile.md"
+ANSWER_SECONDS = 5.0
+"""How long one may take to be answered: a second, and four more for a machine that does other things."""
+KEY, ADMIN_KEY = "sk-hostile", "sk-admin"
+GOOD = {"text": "hello", "sampling_params": {"sampling_seed": 7, "max_new_tokens": 8, "ignore_eos": True}}
+ROUNDS = 3
+MOST_KIB = 16 * 1024
+"""What `ROUNDS` of all requests may leave behind, of more than 100 MiB that each has."""
+
+
+class Repeated(Struct, forbid_unknown_fields=True):
+    """A text so many times."""
+
+    repeat: str
+    times: int
+
+
+class Hostile(Struct, forbid_unknown_fields=True):
+    """One request, and what may become of it."""
+
+    status: list[int]
+    method: str = "POST"
+    path: str = ""
+    json: msgspec.Raw = msgspec.Raw()
+    body: list[str | Repeated] = []
+    raw: list[str | Repeated] = []
+    headers: dict[str, str] = {}
+    key: str = KEY
+    without: list[str] = []
+
+    def sent(self, decoy: str) -> Iterator[bytes]:
+        """Yield what goes over the wire."""
+        pieces = list(map(text_of, self.raw or self.body)) or [bytes(self.json)]
+        if not self.raw:
+            key = ADMIN_KEY if self.key == "admin" else self.key
+            names = {"host": "x", "connection": "close", "x-api-key": key, **self.headers}
+            body = b"".join(pieces).replace(b"DECOY", decoy.encode())
+            head = "".join(f"{name}: {value}\r\n" for name, value in names.items() if value)
+            yield f"{self.method} {self.path} HTTP/1.1\r\n{head}content-length: {len(body)}\r\n\r\n".encode()
+            yield body
+        else:
+            yield from (piece.replace(b"KEY\r\n", f"x-api-key: {KEY}\r\n".encode()) for piece in pieces)
+
+
+class Fault(Struct, forbid_unknown_fields=True):
+    """What is in a file."""
+
+    fault: str
+    source: str
+    what: str
+    requests: list[Hostile]
+
+
+class Running(NamedTuple):
+    """A server, and a socket that nobody may connect to."""
+
+    engine: vidette.Engine
+    address: tuple[str, int]
+    decoy: socket.socket
+    good: bytes
+
+
+def text_of(piece: str | Repeated) -> bytes:
+    text = piece if isinstance(piece, str) else piece.repeat * piece.times
+    return text.encode()
+
+
+def read(name: str) -> Fault:
+    return msgspec.json.decode((HERE / f"{name}.json").read_bytes(), type=Fault)
+
+
+NAMES = sorted(path.stem for path in HERE.iterdir())
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """Run every test on both servers."""
+    backend: tuple[str, dict[str, Any]] = request.param
+    return backend
+
+
+@pytest.fixture(scope="module")
+async def running(engine: vidette.Engine) -> AsyncGenerator[Running]:
+    gate = Gate()
+    door = FrontDoor(keys=Keys((Secret(KEY),), Secret(ADMIN_KEY)))
+    app = build_app(engine, gate=gate, door=door, limits=ServiceLimits(body_seconds=1.0))
+    with bind("127.0.0.1", 0) as sock, bind("127.0.0.1", 0) as decoy:
+        decoy.listen()
+        decoy.setblocking(False)
+        async with serving(app, sock, gate=gate):
+            good = await ask(sock.getsockname(), GOOD_REQUEST, "")
+            assert good.startswith(b"HTTP/1.1 200 ")
+            yield Running(engine, sock.getsockname(), decoy, text_in(good))
+
+
+GOOD_REQUEST = Hostile([200], path="/generate", json=msgspec.Raw(msgspec.json.encode(GOOD)))
+
+
+async def ask(address: tuple[str, int], request: Hostile, decoy: str) -> bytes:
+    """Return all that comes for a request until the connection ends, or, of a raw one, the head."""
+    received = b""
+
+    async def send(stream: anyio.abc.ByteSendStream) -> None:
+        with suppress(anyio.BrokenResourceError):  # the server need not take all of it
+            for piece in request.sent(decoy):
+                await stream.send(piece)
+
+    with anyio.fail_after(ANSWER_SECONDS):
+        async with await anyio.connect_tcp(*address) as stream, anyio.create_task_group() as tasks:
+            tasks.start_soon(send, stream)
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                while not (request.raw and b"\r\n\r\n" in received):
+                    received += await stream.receive()
+            tasks.cancel_scope.cancel("it was answered")
+    return received
+
+
+def status_in(answer: bytes) -> int:
+    return int(answer.split()[1]) if answer else 0
+
+
+def text_in(answer: bytes) -> bytes:
+    """Return the text that was generated."""
+    found = re.search(rb'"text":"((?:[^"\\]|\\.)*)"', answer)
+    assert found, answer
+    return found[1]
+
+
+async def check_unharmed(running: Running) -> None:
+    """Check that nothing is held, nobody was connected to, and a good request has the same answer."""
+    with anyio.fail_after(SECONDS):
+        await running.engine.wait_quiet()
+    assert running.engine.statistics().ledgers.total() == 0
+    with pytest.raises(BlockingIOError):
+        running.decoy.accept()
+    assert text_in(await ask(running.address, GOOD_REQUEST, "")) == running.good
+
+
+async def ask_all(running: Running, fault: Fault) -> None:
+    for place, request in enumerate(fault.requests):
+        answer = await ask(running.address, request, url_of(running.decoy))
+        assert status_in(answer) in request.status, (place, request.path, answer[:500])
+        for text in request.without:
+            assert text.encode() not in answer, (place, request.path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_it_is_refused_and_the_engine_is_unharmed(running: Running, name: str) -> None:
+    await ask_all(running, read(name))
+    await check_unharmed(running)
+
+
+def resident() -> int:
+    """Return the resident KiB of this process, which the engine is in as well."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 1024
+
+
+@pytest.mark.long
+async def test_memory_is_flat_however_often_they_come(running: Running) -> None:
+    faults = [read(name) for name in NAMES]
+    levels = []
+    for _ in range(2 + ROUNDS):  # two for what is imported and allocated once
+        for fault in faults:
+            await ask_all(running, fault)
+        levels.append(resident())
+    await check_unharmed(running)
+    assert levels[-1] - levels[1] < MOST_KIB, levels
+
+
+def test_the_page_names_every_file() -> None:
+    text = PAGE.read_text()
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| \[`([\w-]+)\.json`\]\(([^)]+)\) \|$", text, re.MULTILINE)
+    assert {name for _, name, _ in rows} == set(NAMES)
+    for fault, name, link in rows:
+        assert fault == read(name).fault
+        assert (PAGE.parent / link).resolve() == HERE / f"{name}.json"
+
+
+def test_no_request_is_longer_than_what_is_read() -> None:
+    """So that it is its content that is refused; those about length are `raw`."""
+    for name in NAMES:
+        for request in read(name).requests:
+            assert request.raw or sum(map(len, request.sent(""))) < ServiceLimits().body_bytes
