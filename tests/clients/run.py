@@ -146,7 +146,7 @@ def run(client: str, python: Path, tokenizer: Path) -> Result:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     report = scratch / "report.xml"
-    command: list[str | Path] = [python, "-m", "pytest", "-q", "-c", HERE / "pytest.ini", f"--rootdir={HERE}"]
+    command: list[str | Path] = [python, "-m", "pytest", "-q", "-c", HERE / "checks.ini", f"--rootdir={HERE}"]
     command += [f"--confcutdir={HERE}", f"--junit-xml={report}", f"--basetemp={scratch / 'tmp'}"]
     command += [HERE / f"check_{client.replace('-', '_')}.py"]
     began = time.monotonic()
