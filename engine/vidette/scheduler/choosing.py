@@ -75,7 +75,7 @@ class Flight:
         """Wait until a device has computed it; nothing changes."""
         if self._begun is not None and self._best is not None:
             self._begun.sampling.wait()
-            self._best.wait()
+            self._best.wait()  # also of no tokens: they arrive behind all else that was launched
 
     def land(self) -> list[Made | None]:
         """Return what each sequence says next, as soon as that is known; None: its prefill goes on."""
@@ -144,6 +144,28 @@ class Flight:
                 if needed:
                     prompt.add(needed.start, self._result.logits[start : start + len(needed)])
             start += share.wanted
+
+
+class FailedFlight(Flight):
+    """A batch whose launch has failed, which comes up where it is waited for.
+
+    Args:
+        error: what went wrong.
+    """
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.batch = ()
+        self._error = error
+
+    def wait(self) -> None:
+        """Raise what went wrong."""
+        raise self._error
+
+    def land(self) -> list[Made | None]:
+        """Raise what went wrong."""
+        raise self._error
 
 
 def _accept(tokens: list[int], drafts: Items[int]) -> Made:

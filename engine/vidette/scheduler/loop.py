@@ -24,7 +24,7 @@ import torch
 from vidette._freeze import Freeze
 from vidette.models.interface import BLOCK_SIZE, Model, TokenTable
 from vidette.scheduler import endings
-from vidette.scheduler.choosing import Flight, Made
+from vidette.scheduler.choosing import FailedFlight, Flight, Made
 from vidette.scheduler.controls import Controls
 from vidette.scheduler.corpora import Corpora
 from vidette.scheduler.counts import Counts
@@ -103,7 +103,11 @@ class StepLoop:
         model.allocate(options.num_blocks)
 
     def wait(self) -> None:
-        """Wait until what is in flight has been computed, so that commands can be taken; nothing changes."""
+        """Wait until what is in flight has been computed, so that commands can be taken; nothing changes.
+
+        Raises:
+            Exception: the last launch failed.
+        """
         if self._flight is not None:
             self._flight.wait()
 
@@ -115,10 +119,11 @@ class StepLoop:
             now: seconds on the caller's clock.
             launch: whether a batch may be launched; False while the reader of the output lags behind.
         """
-        told = Told(now)
-        if self._flight is not None:
-            self._land(self._flight, told)
+        told, landing = Told(self._now), self._flight  # a batch lands as of its launch
+        if landing is not None:
+            self._land(landing, told)
             self._settle(told)
+        told.now = now
         if not self._busy:
             self._step_s = 0.0
         elif self._launched:
@@ -137,7 +142,12 @@ class StepLoop:
         if launch and self._busy and not answers:
             self._counts.steps += 1
             self._launched = True
-            self._launch(now, told)
+            try:
+                self._launch(now, told)
+            except Exception as error:
+                if landing is None:
+                    raise
+                self._flight = FailedFlight(error)  # first is told what has landed
             if self._flight is not None and not self._model.overlaps:
                 self._land(self._flight, told)
         return self._effects(told)
@@ -463,8 +473,7 @@ class StepLoop:
         told.answers += self._controls.take_answers()
 
     def _effects(self, told: Told) -> Effects:
-        stop = told.stop
-        if not stop:
+        if not told.stop and self._flight is None:
             self._settle(told)
         messages = []
         state = len(self._sessions), self._controls.paused
@@ -477,7 +486,7 @@ class StepLoop:
             self._busy,
             self._wake_at,
             told.freezes,
-            stop,
+            told.stop,
             (*told.answers, *self._controls.take_answers()),
             told.thaw,
             tuple(self._cache.take_events()),

@@ -6,12 +6,15 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.engine.scheduler.conftest import EOS, VOCAB, Driver, FakeModel, mixed, request, spans
+from tests.engine.scheduler.conftest import EOS, TABLE, VOCAB, Driver, FakeModel, mixed, request, spans
 
-from vidette.models.interface import StepResult
+from vidette.models.interface import StepPlan, StepResult
 from vidette.scheduler.effects import Command, Effects
+from vidette.scheduler.loop import StepLoop
+from vidette.scheduler.options import LoopOptions
+from vidette_fuzz.overlapping import Overlapping
 from vidette_protocol.messages import (
     AbortReq,
     BatchTokenIDOutput,
@@ -146,6 +149,51 @@ def test_a_model_that_fails_later_is_no_business_of_the_loop() -> None:
         driver.step()
 
 
+def test_a_launch_that_fails_takes_nothing_with_it_that_has_landed() -> None:
+    class Full(Overlapping):
+        launched = 0
+
+        def forward(self, plan: StepPlan) -> StepResult:
+            self.launched += 1
+            if self.launched == 2:
+                raise MemoryError("the device is full")
+            return super().forward(plan)
+
+    driver = overlapping()
+    driver.device = Full(FakeModel())
+    sizes = LoopOptions(num_blocks=64, step_tokens=256, max_running=16)
+    driver.loop = StepLoop(driver.device, sizes, table=TABLE)
+    driver.step(request(1, max_new_tokens=1), request(2, max_new_tokens=9))
+    effects = driver.step()
+    assert driver.end(1) == "length"
+    assert len(driver.heard.tokens[2]) == 1
+    assert (effects.over, effects.in_flight) == ([1], True)
+    for go_on in (driver.loop.wait, driver.step):
+        with pytest.raises(MemoryError, match="the device is full"):
+            go_on()
+
+
+def test_what_is_asked_beside_the_last_batch_is_judged_when_it_has_landed() -> None:
+    driver = overlapping()
+    driver.step(request(1, max_new_tokens=2))
+    assert driver.step(FlushCacheReqInput(id=2, timeout_s=0.0)).answers == ()
+    (answer,) = driver.step().answers
+    assert answer.success
+
+
+def test_a_session_does_not_end_while_its_request_waits_for_a_batch() -> None:
+    driver = overlapping()
+    driver.step(OpenSessionReqInput(id=1, session_id="s", timeout=10.0))
+    driver.now = 9.5
+    driver.step(request(1, max_new_tokens=50))
+    driver.now = 10.5  # the batch took so long; what comes now was sent before
+    ours = request(2, max_new_tokens=2, session_params=SessionParams(id="s"))
+    driver.step(msgspec.structs.replace(ours, rid="2"))
+    for _ in range(4):
+        driver.step()
+    assert driver.end(2) == "length"
+
+
 def test_a_request_whose_logits_are_not_finite_ends_alone() -> None:
     driver = overlapping(model=FakeModel(lambda context: -1 if context[0] == 9 else mixed(context)))
     driver.run(request(1, [9, 2]), request(2, [3, 2]))
@@ -223,6 +271,7 @@ def histories(draw: st.DrawFn) -> list[Moment]:
     moments: list[Moment] = []
     now, vid, named = 0.0, 0, 0
     for _ in range(draw(st.integers(1, 14))):
+        now += draw(st.sampled_from([0.0, 0.0, 2.0]))
         commands: list[Command] = []
         for what in draw(st.lists(st.sampled_from("rrrrrtahpcfsozz"), max_size=3)):
             named += 1
@@ -250,7 +299,8 @@ def histories(draw: st.DrawFn) -> list[Moment]:
                     timeout = draw(st.sampled_from([0.0, 3.0, 100.0]))
                     commands.append(FlushCacheReqInput(id=named, timeout_s=timeout))
                 case "s":
-                    commands.append(OpenSessionReqInput(id=named, session_id="s"))
+                    lasts = draw(st.sampled_from([None, 1.0, 3.0]))
+                    commands.append(OpenSessionReqInput(id=named, session_id="s", timeout=lasts))
                 case "o":
                     commands.append(CloseSessionReqInput(id=named, session_id="s"))
                 case _:
@@ -283,6 +333,19 @@ def moody(context: Any) -> int:
             "kv_events": st.just(value=True),
         }
     ),
+)
+@example(
+    history=[
+        Moment(
+            (
+                request(1, [1, 2, 3], sampling_seed=1, max_new_tokens=1),
+                FlushCacheReqInput(id=2, timeout_s=0.0),
+            ),
+            launch=True,
+            now=0.0,
+        )
+    ],
+    rules={"num_blocks": 12, "step_tokens": 40, "max_running": 6, "kv_events": True},
 )
 def test_what_is_said_does_not_depend_on_where_a_step_is_cut(
     history: list[Moment], rules: dict[str, Any]

@@ -146,8 +146,8 @@ VIDETTE_EXPORT std::int32_t vidette_test_linear(std::int32_t packing, const void
 VIDETTE_EXPORT std::int32_t vidette_test_best(const float *logits, std::int64_t rows, std::int64_t vocab,
                                               std::int64_t *tokens, std::int32_t threads) {
     Arena arena;
-    Team team(threads, 1);
     Bests best;
+    Team team(threads, 1);
     if (!best.reserve(arena, team.size(), rows)) return 1;
     best.clear(rows);
     team.run([&](Member &member) {
