@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vidette.api import Engine
 from vidette.service.activity import ActivityFeed
@@ -119,19 +120,34 @@ def build_app(
     routes += site_routes()
     document = Document(routes, door.keys)
     routes.append(route("/openapi.json", "GET", document.answer, always))
-    app = Starlette(
-        routes=routes,
-        middleware=door.middleware(tracer),
-        lifespan=lambda _: background.running(),
-        exception_handlers={HTTPException: _answer_no_route},
-    )
+    app = _Service(routes=routes, middleware=door.middleware(tracer), lifespan=lambda _: background.running())
     app.router.redirect_slashes = False
     return app
 
 
-def _answer_no_route(request: Request, error: Exception) -> Response:
+class _Service(Starlette):
+    """A Starlette in which nothing but the middleware it was given stands between endpoints and the server.
+
+    Endpoints answer whatever goes wrong, and raise nothing. Starlette has two layers for what is raised, through
+    which each event of a stream would go.
+    """
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Put the middleware around the router."""
+        app: ASGIApp = self._route
+        for layer, args, options in reversed(self.user_middleware):
+            app = layer(app, *args, **options)
+        return app
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.router(scope, receive, send)
+        except HTTPException as error:
+            await _answer_no_route(Request(scope), error)(scope, receive, send)
+
+
+def _answer_no_route(request: Request, error: HTTPException) -> Response:
     """Answer what the router refuses in the shape of all other errors."""
-    assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = _methods_of(request)
