@@ -37,8 +37,10 @@ from vidette_protocol.messages.catalogue import (
 )
 
 PATIENCE_SECONDS = 0.2
-"""How long a mere sign of trouble (a closed link, a clean exit) waits for the cause of it: another role's
-death, or the exit status of this one. A process with torch loaded takes about 0.1 s to die."""
+"""How long a mere sign of trouble (a clean exit) waits for the cause of it: another role's death."""
+CLOSED_SECONDS = 2.0
+"""How long a closed link waits for the exit status of its process, too. With torch loaded, one takes about
+0.1 s to die, and several times as long on a busy machine."""
 
 OWN_CHILD = "vidette._child"
 """Main module of the children, unless they have to know messages of a user's own."""
@@ -262,7 +264,7 @@ class Ring:
         if self._stopping:
             return
         self._signs.setdefault(sign, breakdown)
-        with anyio.move_on_after(PATIENCE_SECONDS):
+        with anyio.move_on_after(CLOSED_SECONDS if sign is Sign.LINK_CLOSED else PATIENCE_SECONDS):
             await self.ended.wait()
         self.break_down(self._signs[max(self._signs)])
 

@@ -10,10 +10,11 @@ import pytest
 
 from vidette.cli import build_kernels, main
 from vidette.kernels.build import COMPILERS
+from vidette.kernels.library import ABI
 
-SMALL = """
-extern "C" __attribute__((visibility("default"))) int vidette_kernels_abi(void) { return 1; }
-extern "C" __attribute__((visibility("default"))) const char *vidette_kernels_isa(void) { return "small"; }
+SMALL = f"""
+extern "C" __attribute__((visibility("default"))) int vidette_kernels_abi(void) {{ return {ABI}; }}
+extern "C" __attribute__((visibility("default"))) const char *vidette_kernels_isa(void) {{ return "small"; }}
 """
 
 

@@ -116,7 +116,7 @@ def test_a_question_that_does_not_fit_is_dropped(
     typed("hello\n" + "x" * 20_000 + "\nstill there?\n")
     assert main([*TOY]) == 1
     out, err = capsys.readouterr()
-    assert "no longer fits into the context of the model: the prompt has" in err
+    assert "no longer fits into the context of the model: the prompt is too long" in err
     assert "/new begins another" in err
     assert [len(messages) for messages in heard] == [1, 3, 3]
     assert heard[2][-1]["content"] == "still there?"

@@ -224,6 +224,8 @@ def commands() -> Iterator[Command]:
                 pending += "\n"
                 continue
             pending = ""
+            while words and re.match(r"[A-Z_]+=", words[0]):  # of its environment
+                del words[0]
             if words:
                 yield Command(example, tuple(words))
         assert not pending, f"{example} does not end"

@@ -226,7 +226,7 @@ async def test_parts_have_a_bound_over_all_messages(engine: vidette.Engine) -> N
 @pytest.mark.parametrize(
     ("path", "method", "status", "code"),
     [
-        ("/", "GET", 404, "not_found"),
+        ("/nothing", "GET", 404, "not_found"),
         ("/v1/models/", "GET", 404, "model_not_found"),
         ("/v1/chat/completions/", "POST", 404, "not_found"),
         ("/" + "x" * 1000, "GET", 404, "not_found"),

@@ -197,6 +197,7 @@ class Profiled:
 
     def __init__(self, engine: vidette.Engine) -> None:
         self.info = engine.info
+        self.config = engine.config
         self.max_total_tokens = engine.max_total_tokens
         self.token_bytes = engine.token_bytes
         self.asked: list[ProfileReq] = []

@@ -64,6 +64,7 @@ class Faulty:
 
     def __init__(self, engine: vidette.Engine) -> None:
         self.info = engine.info
+        self.config = engine.config
         self.max_total_tokens = engine.max_total_tokens
 
     def generate(self, _request: object) -> NoReturn:

@@ -26,6 +26,7 @@ class Fake:
 
     def __init__(self, engine: vidette.Engine) -> None:
         self.info = engine.info
+        self.config = engine.config
         self.max_total_tokens = engine.max_total_tokens
         self.health = GOOD
         self.probes = self.heartbeats = 0

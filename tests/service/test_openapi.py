@@ -178,16 +178,18 @@ def test_of_a_query_it_says_what_is_fine(document: dict[str, Any]) -> None:
     assert told["/v1/loads", "format"] == {"enum": ["json"]}
     assert told["/v1/loads", "dp_rank"] == {"type": "integer", "minimum": 0}
     assert told["/flush_cache", "timeout"]["type"] == "number"
+    assert told["/v1/activity", "interval"] == {"type": "number", "minimum": 0.1, "maximum": 60.0}
+    assert told["/v1/activity", "limit"] == {"type": "integer", "minimum": 0, "maximum": 1000}
     assert {name for _, name in told} == {*QUERY}
 
 
 def test_answers_in_events_are_told_of_where_they_can_be_asked_for(document: dict[str, Any]) -> None:
-    streams = {
-        path
-        for path, _, operation in operations_of(document)
-        if "text/event-stream" in operation["responses"].get("200", {}).get("content", {})
-    }
-    assert streams == {
+    streams = {}
+    for path, _, operation in operations_of(document):
+        content = operation["responses"].get("200", {}).get("content", {})
+        if "text/event-stream" in content:
+            streams[path] = content["text/event-stream"]["schema"]
+    assert {*streams} == {
         "/generate",
         "/v1/chat/completions",
         "/v1/completions",
@@ -195,9 +197,8 @@ def test_answers_in_events_are_told_of_where_they_can_be_asked_for(document: dic
         "/v1/messages",
         "/v1/activity",
     }
-    for path in streams:
-        content = document["paths"][path]["post"]["responses"]["200"]["content"]
-        assert "type" not in content["text/event-stream"]["schema"]
+    for told in streams.values():
+        assert "type" not in told
 
 
 def test_what_is_not_served_yet_has_no_answer(document: dict[str, Any]) -> None:

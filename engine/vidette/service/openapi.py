@@ -20,10 +20,9 @@ from vidette.service.errors import ErrorBody
 from vidette.service.keys import OPEN, AdminOnly, Keys
 from vidette.service.later import Later
 from vidette.service.openapi_schema import Schema, Schemas
-from vidette.service.openapi_table import OPERATIONS, QUERY, AnthropicError, Operation
+from vidette.service.openapi_table import EVENTS, OPERATIONS, QUERY, AnthropicError, Operation
 from vidette.service.responses import Answer, Endpoint, Exchange
 
-EVENTS: Final = "text/event-stream"
 SECURITY: Final = ("bearer", "api_key")
 """The ways to give a key, by their names in the document."""
 
@@ -140,10 +139,13 @@ def _responses(each: Served, schemas: Schemas, *, needs_key: bool) -> Schema:
     error = AnthropicError if each.endpoint.dialect is ANTHROPIC else ErrorBody
     responses: Schema = {}
     if operation.answer is not None:
-        content: Schema = {operation.content_type: {"schema": schemas.of(operation.answer)}}
-        if _streams(operation):
+        content: Schema = {}
+        if operation.content_type != EVENTS:
+            content[operation.content_type] = {"schema": schemas.of(operation.answer)}
+        if operation.content_type == EVENTS or _streams(operation):
             # Of no type: to some readers the whole body is an instance of it, to others each event.
-            content[EVENTS] = {"schema": {"description": "With `stream`: events of JSON."}}
+            description = "With `stream`: events of JSON." if content else "Events of JSON."
+            content[EVENTS] = {"schema": {"description": description}}
         responses["200"] = {"description": "The answer.", "content": content}
     if needs_key:
         responses["401"] = _json("There is no key, or a wrong one.", schemas.of(error))

@@ -38,6 +38,7 @@ from vidette.service.response_api import Responses
 from vidette.service.response_shape import Deleted, Response
 from vidette.service.tokens import DetokenizeAnswer, TokenizeAnswer, Tokens
 
+EVENTS: Final = "text/event-stream"
 ANYTHING: Final[Any] = dict[str, Any]
 """An object that has no struct."""
 
@@ -67,7 +68,7 @@ class Operation(NamedTuple):
     query: Collection[str] = ()
     """Names of what the query may have."""
     content_type: str = "application/json"
-    """Of the answer; what is no JSON is text."""
+    """Of the answer; what is no JSON is text, or events."""
     unavailable: tuple[Any, ...] = ()
     """Types of the answer with 503, where it is not just that of any error."""
 
@@ -111,6 +112,12 @@ QUERY: Final[Mapping[str, Schema]] = MappingProxyType(
         "format": {"enum": ["json"]},
         "include": {"type": "string", "pattern": f"^{_SECTION}(,{_SECTION})*$"},
         "include_obfuscation": {"enum": ["false"]},
+        "interval": {
+            "type": "number",
+            "minimum": activity.SHORTEST_INTERVAL,
+            "maximum": activity.LONGEST_INTERVAL,
+        },
+        "limit": {"type": "integer", "minimum": 0, "maximum": activity.MOST_LISTED},
         "stream": {"enum": ["false"]},
         "timeout": {"type": "number", "minimum": 0},
     }
@@ -141,7 +148,7 @@ OPERATIONS: Final[Mapping[Callable[..., Any], Operation]] = MappingProxyType(
         Info.loads: Operation(query=LOADS_QUERY),
         Info.load: Operation(list[ANYTHING]),
         Info.metrics: Operation(str, content_type=PROMETHEUS.decode().partition(";")[0]),
-        ActivityFeed.answer: Operation(str, query=activity.QUERY, content_type="text/event-stream"),
+        ActivityFeed.answer: Operation(query=activity.QUERY, content_type=EVENTS),
         Control.abort_request: _told(control.ABORT),
         Control.flush_cache: _told(control.NOTHING, query=control.FLUSH_QUERY),
         Control.clear_hicache: _told(control.NOTHING),
