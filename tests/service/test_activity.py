@@ -116,7 +116,7 @@ class Gathering:
 
 
 async def test_however_many_watch_it_is_gathered_once(engine: vidette.Engine) -> None:
-    """And for as many requests as one of them wants; each has as many as he wants, of one and the same time."""
+    """And for as many requests as one of them wants; each has as many as he wants."""
     gathering: Any = Gathering(engine)
     limits, gate = ServiceLimits(), Gate()
     feed = ActivityFeed(gathering, limits, gate)
@@ -132,7 +132,8 @@ async def test_however_many_watch_it_is_gathered_once(engine: vidette.Engine) ->
         for reader in readers:
             await reader.wait_sent(2)
         events = [msgspec.convert(reader.events[0], Activity) for reader in readers]
-        assert [(len(event.requests), event.more) for event in events] == [(2, 1), (0, 3), (1, 2), (2, 1), (1, 2)]
+        listed = [(len(event.requests), event.more) for event in events]
+        assert listed == [(2, 1), (0, 3), (1, 2), (2, 1), (1, 2)]
         assert len({event.clock_s for event in events}) == len(gathering.asked)
     assert set(gathering.asked) == {2}
     assert len(gathering.asked) < len(readers)

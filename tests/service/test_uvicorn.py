@@ -12,7 +12,6 @@ from starlette.types import Receive, Scope, Send
 
 from vidette.service import ServiceLimits
 from vidette.service._uvicorn import UNSENT_BYTES, UvicornServer, _Protocol
-from vidette.service.crowds import Crowd
 
 SECONDS = 20.0
 SIZE = 5 * UNSENT_BYTES
@@ -30,7 +29,7 @@ class Pipe:
 
     def __init__(self, sock: socket.socket) -> None:
         self.held = 0
-        self.aborted = False
+        self.aborted = anyio.Event()
         self.protocol: Any = None
         self._sock = sock
         self._high = 0
@@ -46,7 +45,7 @@ class Pipe:
         return self._sock if name == "socket" else default
 
     def is_closing(self) -> bool:
-        return self.aborted
+        return self.aborted.is_set()
 
     def write(self, data: bytes) -> None:
         self.held += len(data)
@@ -64,7 +63,7 @@ class Pipe:
         """Wait for the client to read the rest, as a transport does."""
 
     def abort(self) -> None:
-        self.aborted = True
+        self.aborted.set()
         self.protocol.connection_lost(None)
 
 
@@ -88,6 +87,5 @@ async def test_who_does_not_read_the_last_of_an_answer_is_cut_off() -> None:
             while pipe.held < SIZE:
                 await anyio.lowlevel.checkpoint()
             pipe.read(pipe.held - 100)
-            while not pipe.aborted:
-                await anyio.sleep(0.01)
+            await pipe.aborted.wait()
         assert pipe.held == 100

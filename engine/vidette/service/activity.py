@@ -66,7 +66,8 @@ class ActivityFeed:
         """Return what the engine is doing, no older than the shortest interval."""
         now = anyio.current_time()
         seen = self._seen
-        if seen is None or now - self._seen_at >= SHORTEST_INTERVAL or (seen.more and len(seen.requests) < limit):
+        old = now - self._seen_at >= SHORTEST_INTERVAL
+        if seen is None or old or (seen.more and len(seen.requests) < limit):
             seen = self._seen = self._engine.activity(max(self._limits))
             self._seen_at = now
             self._frames.clear()
