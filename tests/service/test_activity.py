@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
 import msgspec
 import pytest
 from starlette.applications import Starlette
+from starlette.routing import Route
 
 import vidette
 from tests.service.driver import SECONDS, SERVERS, Call
 from vidette import Activity
 from vidette.service import FrontDoor, Gate, Keys, Secret, ServiceLimits, build_app
+from vidette.service.activity import ActivityFeed
+from vidette.service.bodies import BodyReader
+from vidette.service.responses import Endpoint
 from vidette.service.servers import serving
 from vidette.service.sockets import bind
 
@@ -97,6 +101,43 @@ async def test_so_many_may_watch_at_once(engine: vidette.Engine) -> None:
     async with watching(app) as second:  # his place was free at once
         await second.wait_sent(2)
         assert second.status == 200
+
+
+class Gathering:
+    """An engine that counts how often it is asked."""
+
+    def __init__(self, engine: vidette.Engine) -> None:
+        self.asked: list[int] = []
+        self._engine = engine
+
+    def activity(self, limit: int) -> Activity:
+        self.asked.append(limit)
+        return self._engine.activity(limit)
+
+
+async def test_however_many_watch_it_is_gathered_once(engine: vidette.Engine) -> None:
+    """And for as many requests as one of them wants; each has as many as he wants."""
+    gathering: Any = Gathering(engine)
+    limits, gate = ServiceLimits(), Gate()
+    feed = ActivityFeed(gathering, limits, gate)
+    endpoint = Endpoint(feed.answer, gate=gate, bodies=BodyReader(limits), limits=limits)
+    app = Starlette(routes=[Route(PATH, endpoint)])
+    async with AsyncExitStack() as blocks:
+        for _ in range(3):
+            await blocks.enter_async_context(engine.generate("x", sampling_params=ENDLESS))
+        readers = [
+            await blocks.enter_async_context(watching(app, b"interval=60&limit=%d" % limit))
+            for limit in (2, 0, 1, 2, 1)
+        ]
+        for reader in readers:
+            await reader.wait_sent(2)
+        events = [msgspec.convert(reader.events[0], Activity) for reader in readers]
+        listed = [(len(event.requests), event.more) for event in events]
+        assert listed == [(2, 1), (0, 3), (1, 2), (2, 1), (1, 2)]
+        assert len({event.clock_s for event in events}) == len(gathering.asked)
+    assert set(gathering.asked) == {2}
+    assert len(gathering.asked) < len(readers)
+    await engine.wait_quiet()
 
 
 @pytest.mark.parametrize(

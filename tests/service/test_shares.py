@@ -16,6 +16,7 @@ from tests.service.driver import SECONDS, Call, Silence, call
 from vidette import UsageError
 from vidette.errors import Overloaded
 from vidette.service import FrontDoor, Gate, Keys, Secret, ServiceLimits, build_app
+from vidette.service.errors import headers_of
 from vidette.service.shares import ANYONE, Place, Share, Shares
 
 ALICE, BOB, ROOT = ([(b"x-api-key", name)] for name in (b"sk-alice", b"sk-bob", b"sk-root"))
@@ -30,9 +31,9 @@ SHORT = {"text": "x", "sampling_params": {"max_new_tokens": 2, "ignore_eos": Tru
 class Answered:
     """What an answer took."""
 
-    def __init__(self, prompt_tokens: int, completion_tokens: int) -> None:
+    def __init__(self, prompt_tokens: int, heard_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
-        self.completion_tokens = completion_tokens
+        self.heard_tokens = heard_tokens
 
 
 STEPS = st.lists(
@@ -55,7 +56,7 @@ def test_no_key_has_more_than_its_share_and_all_of_it_comes_back(
     share = Share("a", lambda: now, requests=most, requests_per_minute=rate, tokens_per_minute=tokens)
     places: list[Place] = []
     live: dict[Place, int] = {}
-    begun = refused = spent = 0
+    begun = over = refused = spent = 0
     for what, which, amount in steps:
         place = places[which % len(places)] if places else None
         if what == "wait":
@@ -77,7 +78,8 @@ def test_no_key_has_more_than_its_share_and_all_of_it_comes_back(
                 place.widen(amount)
             except (Overloaded, UsageError):
                 refused += 1
-                continue
+                begun -= live[place]
+                live[place] = more = 0  # it is as if it had never come in
             live[place] += more
             begun += more
         elif what == "hand on":
@@ -94,11 +96,11 @@ def test_no_key_has_more_than_its_share_and_all_of_it_comes_back(
             with place:
                 pass
             places.remove(place)
-            del live[place]
+            over += live.pop(place)
         use = share.use()
         assert (use.live, use.requests, use.refused, use.tokens) == (
             sum(live.values()),
-            begun,
+            over,
             refused,
             spent,
         )
@@ -130,6 +132,30 @@ def test_what_is_said_of_the_next_try_is_so(rate: int, count: int) -> None:
     assert place is not None
 
 
+@given(st.integers(1, 60), st.integers(1, 90), st.integers(0, 60), st.integers(0, 300))
+def test_who_waits_as_long_as_he_is_told_is_let_in(rate: int, count: int, had: int, later: int) -> None:
+    """However many answers are asked for, the third try is taken if each waits for what the header says."""
+    now = 0.0
+    share = Share("a", lambda: now, requests_per_minute=rate)
+    for _ in range(min(had, rate)):
+        share.enter()
+    now += later / 10
+    live = share.use().live
+    for _ in range(3):
+        try:
+            with share.enter() as place:
+                place.widen(count)
+                assert share.use().live == live + count
+                break
+        except Overloaded as error:
+            assert (share.use().live, share.use().requests) == (live, 0)
+            ((_, seconds),) = headers_of(error)
+            now += int(seconds)
+    else:
+        pytest.fail("he never is")
+    assert share.use().requests == count
+
+
 def test_who_owes_tokens_waits_until_they_are_paid() -> None:
     now = 0.0
     share = Share("a", lambda: now, tokens_per_minute=60)
@@ -150,9 +176,17 @@ def test_what_is_asked_for_at_once_may_never_be_had() -> None:
     with share.enter() as place:
         with pytest.raises(UsageError, match="5 answers are asked for at once; a key may have 4"):
             place.widen(5)
+    with share.enter() as place:
         place.widen(4)
         with pytest.raises(Overloaded, match="4 requests of key 'a' live; at most 4 may"):
             share.enter()
+    single = Share("b", lambda: 0.0, requests=1)
+    with (
+        single.enter() as place,
+        pytest.raises(UsageError, match="2 answers are asked for at once; a key may have 1"),
+    ):
+        place.widen(2)
+    assert single.use().refused == 1
 
 
 def test_of_several_keys_none_may_have_more_than_half() -> None:
@@ -212,7 +246,7 @@ async def test_a_key_that_has_all_it_may_is_refused_and_the_others_are_not(
                 assert (await call(app, "/generate", SHORT, headers=others)).status == 200
             for path in ("/v1/models", "/server_info", "/metrics"):
                 assert (await call(app, path, method="GET", headers=ALICE)).status == 200
-            assert (await uses_of(app))["alice"] == (many, many, 1)
+            assert (await uses_of(app))["alice"] == (many, 0, 1)
             first.leave()
     assert await uses_of(app) == {"alice": (0, many, 1), "bob": (0, 1, 0)}
     assert (await call(app, "/generate", SHORT, headers=ALICE)).status == 200
@@ -240,6 +274,21 @@ async def test_whatever_ends_a_request_gives_its_place_back(engine: vidette.Engi
         await request.run()
         assert (await uses_of(app))["alice"][0] == 0, request.body
     assert slow.status == 408
+    await engine.wait_quiet()
+
+
+async def test_tokens_that_nobody_reads_are_counted(engine: vidette.Engine) -> None:
+    app = served(engine)
+    request = Call(app, "/generate", {**LONG, "stream": True}, headers=ALICE)
+    request.reads = 2
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(request.run)
+            while not (made := [live.output_tokens for live in engine.activity().requests]) or made[0] < 100:
+                await anyio.lowlevel.checkpoint()
+            request.leave()
+    (alice, _) = (await call(app, "/server_info", method="GET", headers=ROOT)).json()["keys"]
+    assert alice["tokens"] >= 100
     await engine.wait_quiet()
 
 

@@ -6,17 +6,19 @@ import shutil
 import socket
 import ssl
 import subprocess
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
 import vidette
 from tests.service.driver import SECONDS, SERVERS, request_of
-from vidette.service import Gate, build_app
+from vidette.service import Gate, ServiceLimits, build_app
+from vidette.service.crowds import SPARE_CONNECTIONS
 from vidette.service.servers import serving
 from vidette.service.sockets import bind, tls_context, url_of
 
@@ -132,6 +134,63 @@ async def test_a_stop_waits_for_no_client_that_does_not_read(engine: vidette.Eng
                     while (await engine.heartbeat()).steps < steps + 150:  # 2 KB each
                         pass
     await check_all_free(engine)
+
+
+async def test_clients_that_say_nothing_are_counted_as_well(files: Files) -> None:
+    """So many may be silent as may be connected; what comes beyond is closed, while they have time."""
+    trusting = ssl.create_default_context(cafile=files.certificate)
+    tls = tls_context(files.certificate, files.key)
+    limits = ServiceLimits(connections=3, head_seconds=0.5)
+    async with AsyncExitStack() as clients:
+        with bind("127.0.0.1", 0) as sock:
+            url, address = url_of(sock, tls=True) + "/x", sock.getsockname()
+            async with serving(say_nothing, sock, gate=Gate(), tls=tls, limits=limits):
+                with anyio.fail_after(SECONDS):
+                    silent = [
+                        await clients.enter_async_context(await anyio.connect_tcp(*address))
+                        for _ in range(3 + SPARE_CONNECTIONS)
+                    ]
+                    for _ in range(8):
+                        began = anyio.current_time()
+                        async with await anyio.connect_tcp(*address) as refused:
+                            await wait_closed(refused)
+                        assert anyio.current_time() - began < limits.head_seconds / 2
+                    for stream in silent:
+                        await wait_closed(stream)
+                    async with httpx.AsyncClient(verify=trusting, trust_env=False, timeout=SECONDS) as client:
+                        assert (await client.get(url)).status_code == 204
+
+
+async def test_an_idle_client_that_takes_no_leave_is_gone_as_well(files: Files) -> None:
+    trusting = ssl.create_default_context(cafile=files.certificate)
+    tls = tls_context(files.certificate, files.key)
+    limits = ServiceLimits(connections=1, head_seconds=0.2)
+    async with AsyncExitStack() as clients:
+        with bind("127.0.0.1", 0) as sock:
+            url, address = url_of(sock, tls=True) + "/x", sock.getsockname()
+            async with serving(say_nothing, sock, gate=Gate(), tls=tls, limits=limits):
+                with anyio.fail_after(SECONDS):
+                    idle = await clients.enter_async_context(
+                        await anyio.connect_tcp(
+                            *address, tls=True, ssl_context=trusting, tls_standard_compatible=False
+                        )
+                    )
+                    await idle.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                    assert (await idle.receive()).startswith(b"HTTP/1.1 204 ")
+                    async with httpx.AsyncClient(verify=trusting, trust_env=False, timeout=SECONDS) as client:
+                        while (await client.get(url)).status_code != 204:
+                            pass
+
+
+async def say_nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body"})
+
+
+async def wait_closed(stream: anyio.abc.ByteReceiveStream) -> None:
+    with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+        while True:
+            await stream.receive()
 
 
 def test_what_cannot_be_used_is_said(files: Files, tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer, get_current_span
 from starlette.applications import Starlette
 
 import vidette
-from tests.service.driver import Call, call
-from vidette.service import FrontDoor, Keys, LogSettings, Secret, build_app
+from tests.service.driver import SECONDS, SERVERS, Call, call, request_of
+from vidette.service import FrontDoor, Gate, Keys, LogSettings, Secret, build_app
+from vidette.service.servers import serving
+from vidette.service.sockets import bind
 from vidette.service.traces import parent_of
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -164,6 +166,53 @@ async def test_no_id_of_a_response_is_in_a_span(traced: Traced) -> None:
     assert attributes(cancelled)["http.route"] == "/v1/responses/{id}/cancel"
     roots = {id_of(span) for span in traced.spans if span.name == "POST /v1/responses"}
     assert {parent(span) for span in traced.spans if span.name.startswith("text")} == roots
+
+
+# --- one connection ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "anyio_backend",
+    [*SERVERS, pytest.param(("asyncio", {}), id="uvicorn on asyncio's own loop")],
+    indirect=True,
+)
+@pytest.mark.parametrize("ahead", [False, True])
+async def test_a_request_has_nothing_of_those_before_it_on_its_connection(
+    traced: Traced, ahead: bool
+) -> None:
+    """Whether they are sent ahead, or each behind the answer to a body so long that reading it was paused."""
+    prompts = ["x"] * 3 if ahead else ["x" * 300_000, "x", "x"]
+    named = request_of("/tokenize", {"prompt": "x"}, b"%b: %b\r\n" % NAMED)
+    requests = [*(request_of("/tokenize", {"prompt": prompt}) for prompt in prompts), named]
+    gate, sock = Gate(), bind("127.0.0.1", 0)
+    host, port = sock.getsockname()
+    app = build_app(traced.engine, gate=gate, tracer=traced.tracer)
+
+    def spans() -> list[ReadableSpan]:
+        return [span for span in traced.spans if span.name == "POST /tokenize"]
+
+    with anyio.fail_after(SECONDS):
+        async with (
+            serving(app, sock, gate=gate),
+            await anyio.connect_tcp(host, port) as connection,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(read_on, connection)
+            if ahead:
+                await connection.send(b"".join(requests))
+            for count, request in enumerate(requests, 1):
+                if not ahead:
+                    await connection.send(request)
+                while len(spans()) < count:
+                    await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+    assert [parent(span) for span in spans()] == ["", "", "", PARENT]
+    assert len({span.context.trace_id for span in spans() if span.context}) == 4
+
+
+async def read_on(connection: anyio.abc.ByteReceiveStream) -> None:
+    while True:
+        await connection.receive()
 
 
 # --- ends ----------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from vidette.front.pulse import Pulse
 from vidette.front.questions import Questions
 from vidette.front.route import Route, batches, to_send
 from vidette.front.shards import Shards
-from vidette.front.stream import Group, Stream, wake_all
+from vidette.front.stream import Group, Stream, waking
 from vidette.front.totals import Totals
 from vidette.models.interface import ModelInfo, Tokenizer
 from vidette.transport.link import Link, RoleFailed
@@ -443,7 +443,8 @@ class TokenizerManager:
             match message:
                 case BatchStrOutput():
                     self._shards.hear(shard, message)
-                    await wake_all(self._route(message))
+                    async with waking() as told:
+                        self._route(message, told)
                 case HeartbeatReq() | FreezeGCReq():
                     self._shards.answer(shard, message)
                 case Failed():
@@ -474,10 +475,9 @@ class TokenizerManager:
                 case _:
                     raise RemoteProtocolError(f"{type(message).__name__} came after the handshake")
 
-    def _route(self, message: BatchStrOutput) -> list[Stream]:
-        """Give rows to those they are for; return the streams that have to be woken."""
+    def _route(self, message: BatchStrOutput, told: list[Stream]) -> None:
+        """Give rows to those they are for, and note the streams that have to be woken."""
         self.pulse.heard()
-        told: list[Stream] = []
         for row in message.rows():
             vid, reason = Vid(row.vid), row.reason
             to = self._machine.receive(vid, row.offset, len(row.token_ids), end_of(reason))
@@ -491,7 +491,6 @@ class TokenizerManager:
             stream.deliver(row)
         self.totals.dropped = self._machine.dropped
         self._note_quiet()
-        return told
 
     def _note_quiet(self) -> None:
         self._admission.forget_over()

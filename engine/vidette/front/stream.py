@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from typing import Self
 
 import anyio
@@ -236,7 +237,7 @@ class Stream:
     # --- the router's side -------------------------------------------------------
 
     def deliver(self, row: StrRow) -> None:
-        """Merge a row into the pending delta; synchronous, never blocks. `wake_all` tells who waits.
+        """Merge a row into the pending delta; synchronous, never blocks. `waking` tells who waits.
 
         Of a request that goes on elsewhere, what was said before is said again, and left out here. Text by
         its length: what comes of so many tokens is a function of them, so the beginning is the same.
@@ -273,7 +274,7 @@ class Stream:
             self._timing.move()
         # What was to be said again, and was not yet, is part of what was heard.
         waiting = self._pending.peek()
-        self._said_ids = len(self.heard_ids)
+        self._said_ids = self.heard_tokens
         self._said_chars = len(self.text) + (0 if waiting is None else len(waiting.text))
 
     @property
@@ -282,6 +283,11 @@ class Stream:
         waiting = self._pending.peek()
         return self.token_ids + (() if waiting is None else waiting.token_ids)
 
+    @property
+    def heard_tokens(self) -> int:
+        """How many these are."""
+        return len(self._taken_ids) + self._pending.tokens
+
     def fail(self, failure: Callable[[], Error], how: EndedBy = "error") -> None:
         """End the stream with an error, made anew for whoever waits; a stream that has its end keeps it."""
         if self._reason is None:
@@ -289,12 +295,11 @@ class Stream:
             self._news = self._untold = True
             if self._timing is not None:
                 self._timing.finish(how, self.prompt_tokens, self.served, self.spec)
-            self.wake()
+        self.wake()
 
     def leave(self) -> None:
         """End the stream because its block is left; another task may wait for it still."""
         self.fail(_left, "abort")
-        self.wake()
 
     def watch(self, timing: Watch | None) -> None:
         """Have what comes from now on observed, if there is something that does, by this one as well."""
@@ -305,7 +310,7 @@ class Stream:
         self._listener = listener
 
     def wake(self) -> None:
-        """Tell whoever waits that there is news, once; of rows, `wake_all` does."""
+        """Tell whoever waits that there is news, once; of rows, `waking` does."""
         if not self._untold:
             return
         self._untold = False
@@ -316,16 +321,19 @@ class Stream:
             self._listener()
 
 
-async def wake_all(streams: Iterable[Stream]) -> None:
-    """Wake streams to which rows were delivered, after a turn of the event loop; also if that is cancelled.
+@asynccontextmanager
+async def waking() -> AsyncGenerator[list[Stream]]:
+    """Wake the streams to which rows are delivered in the block, a turn of the event loop behind it.
 
-    On asyncio, a task that was cancelled while it ran is told so a turn later. What woke it before that would
-    reach it all the same.
+    Also if the block fails, or that turn is cancelled. On asyncio, a task that was cancelled while it ran is
+    told so a turn later. What woke it before that would reach it all the same.
     """
+    told: list[Stream] = []
     try:
+        yield told
         await anyio.lowlevel.checkpoint()
     finally:
-        for stream in streams:
+        for stream in told:
             stream.wake()
 
 

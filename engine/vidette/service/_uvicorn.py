@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio  # noqa: TID251  uvicorn is an asyncio server
+import contextvars
 import socket
 import ssl
 import time
@@ -26,6 +27,8 @@ UNSENT_BYTES: Final = 4 * 1024
 uvloop keeps costs some 700 bytes besides."""
 REQUESTS_AHEAD: Final = 8
 """A connection is read, and its end noticed, while fewer requests wait for the answer to the one before."""
+RETRY_SECONDS: Final = 0.1
+"""After which a connection is taken, if there was no memory or descriptor for it."""
 HEAD_TOO_LONG = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
@@ -72,20 +75,56 @@ class UvicornServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002  it is known
         """Start to listen, and say so."""
-        server = await asyncio.get_running_loop().create_server(
-            lambda: _Protocol(self.config, self._state, {}),
-            sock=self._sock,
-            ssl=self._tls,
-            ssl_handshake_timeout=None if self._tls is None else self._state.limits.head_seconds,
-            backlog=BACKLOG,
-        )
-        self.servers = [server]
+        self._state.context = contextvars.copy_context()
+        self.servers = []
+        if self._tls is None:
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(self._new_protocol, sock=self._sock, backlog=BACKLOG)
+            self.servers.append(server)
         self.started = True
         self.listening.set()
 
     async def main_loop(self) -> None:
         """Wait for the end; uvicorn looks ten times a second whether it is there."""
-        await self._told.wait()
+        async with anyio.create_task_group() as accepting:
+            if self._tls is not None:
+                accepting.start_soon(self._accept, accepting)
+            await self._told.wait()
+            accepting.cancel_scope.cancel("the server is stopping")
+
+    def _new_protocol(self) -> _Protocol:
+        return _Protocol(self.config, self._state, {})
+
+    async def _accept(self, handshakes: anyio.abc.TaskGroup) -> None:
+        """Take connections that are to speak TLS: asyncio tells of those only that do already."""
+        self._sock.setblocking(False)
+        while True:
+            try:
+                plain, _ = await asyncio.get_running_loop().sock_accept(self._sock)
+            except OSError:  # no descriptor is left, or the client has left
+                await anyio.sleep(RETRY_SECONDS)
+                continue
+            if self._state.crowd.app_for(self._state.open + 1) is None:
+                plain.close()
+            else:
+                protocol = self._new_protocol()
+                self._state.arriving.add(protocol)
+                handshakes.start_soon(self._shake_hands, plain, protocol)
+
+    async def _shake_hands(self, plain: socket.socket, protocol: _Protocol) -> None:
+        limits = self._state.limits
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol,
+                plain,
+                ssl=self._tls,
+                ssl_handshake_timeout=limits.head_seconds,
+                ssl_shutdown_timeout=limits.unread_seconds,
+            )
+        except OSError:  # it speaks something else, takes too long, or has left
+            pass
+        finally:
+            self._state.arriving.discard(protocol)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -105,7 +144,16 @@ class _State(ServerState):
         super().__init__()
         self.crowd = crowd
         self.limits = limits
+        self.arriving: set[_Protocol] = set()
+        """Connections that do not speak TLS yet."""
+        self.context = contextvars.Context()
+        """That of the server, in which requests begin."""
         self._second = 0
+
+    @property
+    def open(self) -> int:
+        """How many connections there are."""
+        return len(self.connections) + len(self.arriving)
 
     def refresh_date(self) -> None:
         """See that the date is that of now, to the second."""
@@ -133,7 +181,8 @@ class _Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, which has to ask for something, if there is room for it."""
         super().connection_made(transport)
-        app: Any = self.server_state.crowd.app_for(len(self.connections))
+        self.server_state.arriving.discard(self)
+        app: Any = self.server_state.crowd.app_for(self.server_state.open)
         if app is None:
             transport.write(FULL)
             transport.close()
@@ -192,7 +241,8 @@ class _Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        # Around it may be the context of the request before, or of whatever had the client read on.
+        self.server_state.context.copy().run(super()._start_asgi_task, cycle, app)
 
     @property
     def _answering(self) -> bool:
@@ -211,6 +261,13 @@ class _Protocol(HttpToolsProtocol):
         else:
             self.timeout_keep_alive_handler()
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Close it, without waiting for an idle client to take its leave of TLS."""
+        if self.transport.get_write_buffer_size():
+            super().timeout_keep_alive_handler()
+        else:
+            self.transport.abort()
+
     def _expect_no_head(self) -> None:
         if self._late is not None:
             self._late.cancel()
@@ -224,9 +281,9 @@ class _Protocol(HttpToolsProtocol):
         self._expect_reader()
 
     def resume_writing(self) -> None:
-        """Note that it does not any more."""
+        """Note that it does not any more; the end of one may."""
         super().resume_writing()
-        self._expect_no_reader()
+        self._expect_reader()
 
     def on_response_complete(self) -> None:
         """Note that an answer is complete, be it read or not."""

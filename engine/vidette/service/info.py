@@ -39,7 +39,7 @@ KEY_METRICS: Final = MappingProxyType[str, tuple[str, str, Callable[[Use], int]]
         ),
         "vidette_key_requests_total": (
             "counter",
-            "Answers that were asked for and not refused, likewise.",
+            "Answers that are over, likewise.",
             lambda use: use.requests,
         ),
         "vidette_key_refused_total": (

@@ -3,7 +3,8 @@
 A request counts as the answers it asks for, from its head to its end, whatever ends it. That bounds how many
 a key has at once. A rate is what is left of a minute's worth: it fills up steadily, and while it is full a
 key may ask for all of it at once. Tokens are counted when they are known, which is afterwards, so a key may
-come to owe some; it is let in again once they are paid off. The prompt counts with each of its answers.
+come to owe some; it is let in again once they are paid off. The prompt counts with each of its answers, and
+what was made of these counts whether or not the client has read it.
 
 Nothing is kept but one record for each key that was configured.
 """
@@ -41,8 +42,8 @@ class Counted(Protocol):
         ...
 
     @property
-    def completion_tokens(self) -> int:
-        """Tokens of it so far."""
+    def heard_tokens(self) -> int:
+        """Tokens of it that were made so far, whether or not anybody has read them."""
         ...
 
 
@@ -52,7 +53,7 @@ class Use(Struct, frozen=True):
     Args:
         name: of the key.
         live: answers that are being made for it.
-        requests: answers that were, those included.
+        requests: answers that are over.
         refused: requests that were refused because of its share.
         tokens: of prompts and answers that are over.
     """
@@ -117,7 +118,7 @@ class Share:
         self._most = requests
         self._requests = None if requests_per_minute is None else Rate(requests_per_minute)
         self._tokens = None if tokens_per_minute is None else Rate(tokens_per_minute)
-        self._live = self._begun = self._refused = self._spent = 0
+        self._live = self._over = self._refused = self._spent = 0
 
     def enter(self) -> Place:
         """Return the place of one request more, as one answer.
@@ -130,7 +131,7 @@ class Share:
 
     def use(self) -> Use:
         """Return what is told of it."""
-        return Use(self._name, self._live, self._begun, self._refused, self._spent)
+        return Use(self._name, self._live, self._over, self._refused, self._spent)
 
     def take(self, count: int) -> None:
         """Take room for so many answers.
@@ -142,9 +143,9 @@ class Share:
         now = self._clock()
         if self._most is not None and self._live + count > self._most:
             self._refused += 1
-            if count >= self._most and count > 1:
+            if count > self._most:
                 raise UsageError(
-                    f"{count + 1} answers are asked for at once; a key may have {self._most}", param="n"
+                    f"{count} answers are asked for at once; a key may have {self._most}", param="n"
                 )
             raise Overloaded(f"{self._live} requests of key {self._name!r} live; at most {self._most} may")
         for rate, amount, what in ((self._requests, count, "requests"), (self._tokens, 1, "tokens")):
@@ -157,11 +158,17 @@ class Share:
         if self._requests is not None:
             self._requests.take(count, now)
         self._live += count
-        self._begun += count
+
+    def untake(self, count: int) -> None:
+        """Give room for so many answers back as if it had not been taken."""
+        self._live -= count
+        if self._requests is not None:
+            self._requests.take(-count, self._clock())
 
     def give_back(self, count: int) -> None:
-        """Give room for so many answers back."""
+        """Give room for so many answers back, which are over."""
         self._live -= count
+        self._over += count
 
     def spend(self, tokens: int) -> None:
         """Count so many tokens, which were made."""
@@ -191,16 +198,17 @@ class Place:
         self._share.give_back(count)
 
     def widen(self, answers: int) -> None:
-        """Have room for so many answers, all in all.
+        """Have room for so many answers, all in all, or for none.
 
         Raises:
             Overloaded: there is not, for now.
             UsageError: there never is.
         """
-        more = answers - self._count
-        if more > 0:
-            self._share.take(more)
-            self._count += more
+        if answers > self._count:
+            count, self._count = self._count, 0
+            self._share.untake(count)
+            self._share.take(answers)
+            self._count = answers
 
     def hand_on(self) -> Place:
         """Return what has the room from now on: this has none to give back any more."""
@@ -214,7 +222,7 @@ class Place:
         try:
             yield
         finally:
-            self._share.spend(sum(answer.prompt_tokens + answer.completion_tokens for answer in answers))
+            self._share.spend(sum(answer.prompt_tokens + answer.heard_tokens for answer in answers))
 
 
 class Shares:

@@ -79,15 +79,13 @@ class _KeepsTheStream(SimulatedManager):
         if route is not None and self._machine.state(vid) is FrontState.CLOSING:
             self._routes[vid] = route
 
-    def _route(self, message: BatchStrOutput) -> list[Stream]:
+    def _route(self, message: BatchStrOutput, told: list[Stream]) -> None:
         for row in message.rows():
             if self._machine.state(Vid(row.vid)) is FrontState.CLOSING and Vid(row.vid) in self._routes:
                 self._routes[Vid(row.vid)].stream.deliver(row)
-        told = super()._route(message)
-        for vid in list(self._routes):
-            if self._machine.state(vid) is FrontState.OVER:
-                told.append(self._routes.pop(vid).stream)
-        return told
+        super()._route(message, told)
+        over = [vid for vid in self._routes if self._machine.state(vid) is FrontState.OVER]
+        told += [self._routes.pop(vid).stream for vid in over]
 
 
 class _SeesNoEnd(ObservedFront):

@@ -100,6 +100,11 @@ class PendingDelta(Generic[EndT]):
         return int(bool(self))
 
     @property
+    def tokens(self) -> int:
+        """How many tokens wait."""
+        return len(self._ids) + (0 if self._packed_ids is None else len(self._packed_ids))
+
+    @property
     def over(self) -> bool:
         """Whether the last delta was taken."""
         return self._taken

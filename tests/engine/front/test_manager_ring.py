@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from tests.engine.front.conftest import ABORTED, STOP, Front, ask
+from tests.engine.front.conftest import ABORTED, DEADLINE, STOP, Front, ask
 
 from vidette.errors import (
     EngineBroken,
@@ -270,6 +270,23 @@ async def test_rows_that_cannot_be_are_a_fault_of_the_detokenizer(rows: list[Str
         await front.until(lambda: front.fault is not None)
         with pytest.raises(RemoteProtocolError, match=fault):
             raise front.fault or AssertionError
+
+
+async def test_what_came_before_a_row_that_cannot_be_is_read_all_the_same() -> None:
+    async with Front.serving() as front, front.manager.generate(ask()) as stream:
+        read = []
+
+        async def reader() -> None:
+            read.append(await stream.read())
+
+        with anyio.fail_after(DEADLINE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(reader)
+                await anyio.wait_all_tasks_blocked()
+                front.say(StrRow(stream.vid, 0, (1, 0), STOP, "a"), StrRow(make_vid(0, 5), 0, (1,), None, ""))
+        assert (read[0].text, read[0].finish_reason) == ("a", STOP)
+        await front.until(lambda: front.fault is not None)
+        assert isinstance(front.fault, RemoteProtocolError)
 
 
 async def test_rows_of_what_was_not_sent_are_a_fault_of_the_detokenizer() -> None:

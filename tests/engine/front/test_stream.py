@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vidette.errors import EngineBroken, EngineClosed, Error, RequestError
-from vidette.front.stream import Completion, Delta, Stream, wake_all
+from vidette.front.stream import Completion, Delta, Stream, waking
 from vidette_protocol.ids import Vid
 from vidette_protocol.messages import FinishReason, StrRow
 
@@ -30,7 +30,8 @@ def row(text: str, *token_ids: int, reason: FinishReason | None = None) -> StrRo
 async def hear(stream: Stream, news: StrRow) -> None:
     """Do with a row what a front does with those that it hears."""
     stream.deliver(news)
-    await wake_all([stream])
+    async with waking() as told:
+        told.append(stream)
 
 
 def closed() -> Error:

@@ -32,6 +32,7 @@ def test_whenever_it_is_read_all_comes_once_and_in_order(
     for text, ids, look in rows:
         pending.deliver(text, ids)
         assert pending.deltas <= 1
+        assert pending.tokens == len((pending.peek() or Taken("", (), None)).token_ids)
         delta = pending.take() if look else None
         taken += [] if delta is None else [delta]
     if end:
@@ -43,7 +44,7 @@ def test_whenever_it_is_read_all_comes_once_and_in_order(
     assert [each.end for each in taken if each.end] == ["stop"] * end
     assert pending.over is end
     assert not end or taken[-1].end == "stop"
-    assert pending.deltas == 0
+    assert pending.deltas == pending.tokens == 0
     assert pending.take() is None
 
 
