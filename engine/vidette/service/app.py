@@ -128,8 +128,8 @@ def build_app(
 class _Service(Starlette):
     """A Starlette in which nothing but the middleware it was given stands between endpoints and the server.
 
-    Endpoints answer whatever goes wrong, and raise nothing. Starlette has two layers for what is raised, through
-    which each event of a stream would go.
+    Endpoints answer whatever goes wrong, and raise nothing. Starlette has two layers for what is raised, and
+    each event of a stream would go through them.
     """
 
     def build_middleware_stack(self) -> ASGIApp:
