@@ -170,9 +170,9 @@ def test_names_run_nothing_and_are_quoted(shell: str, home: Path, request: pytes
     offered = ask("vidette serve --model org/")
     assert not (home / "here/ran").exists()
     if shell == "bash":
-        assert offered == {shlex.join(["org/*"]).replace("'", "").replace("*", "\\*"), *map(quoted, names)}
+        assert offered == {*map(quoted, names)}
     else:
-        assert offered & {"org/*", "*"}
+        assert {*names} <= {offer.replace("\\", "") for offer in offered}
 
 
 def quoted(name: str) -> str:
