@@ -117,9 +117,8 @@ def test_it_asks_for_the_key_and_logs_who_came(vidette_command: Commands) -> Non
 
 def test_it_says_that_of_several_clients_none_runs_it(vidette_command: Commands) -> None:
     keys = ("--api-key", "alice sk-1", "--api-key", "bob sk-2")
-    command, client = start(vidette_command, "--topology", "inline", *keys)
-    with client:
-        command.read_until("stderr", "no --admin-api-key: nobody may")
+    command = vidette_command("serve", "--model", "toy", "--port", "0", "--topology", "inline", *keys)
+    command.read_until("stderr", "no --admin-api-key: nobody may")
     command.signal(signal.SIGINT)
     assert command.end()[0] == 0
 
