@@ -40,8 +40,6 @@ OPERATION: Final = "text_completion"
 """What a request is to the semantic conventions for generative AI."""
 SPOKEN: Final = (EngineBroken, EngineClosed, Overloaded, RequestAborted)
 """Errors whose sentences have nothing of what a request says."""
-STORED: Final = "resp_"
-"""How rids begin that the service gives: whoever knows one can read what was said, so it is in no span."""
 CANCELLED: Final = "cancelled"
 """The `error.type` of a request whose caller was cancelled: it went away, or its time was over."""
 
@@ -220,8 +218,7 @@ class _Trace:
         """Watch the answers of a request that was sent just now."""
         self._opened = self.now()
         self._span.set_attributes(_asked(request))
-        if not (rid := streams[0].rid).startswith(STORED):
-            self._span.set_attribute("gen_ai.response.id", rid)
+        self._span.set_attribute("gen_ai.response.id", streams[0].rid)
         for stream in streams:
             answer = _Answer(self, stream)
             self._answers.append(answer)

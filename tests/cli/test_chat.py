@@ -184,6 +184,10 @@ def test_a_running_service(
     typed("hello\n" + "x" * 20_000)
     assert main(["chat", *TOY[3:], "--url", f"{url}/v1/"]) == 1
     assert "no longer fits" in capsys.readouterr().err
+    monkeypatch.setenv("VIDETTE_API_KEY", "alice k\nbob other\n")  # as `serve` takes it
+    typed("hello\nand you?\n")
+    assert main(["chat", *TOY[3:], "--url", url]) == 0
+    assert capsys.readouterr().out == remote
     monkeypatch.setenv("VIDETTE_API_KEY", "wrong")
     typed("hello\n")
     assert main(["chat", "--url", url]) == 2

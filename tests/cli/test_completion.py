@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import shlex
 import shutil
@@ -17,6 +18,8 @@ import pytest
 
 from tests.cli.conftest import SECONDS
 from vidette.cli import main
+from vidette.cli._shells import describe
+from vidette.cli.main import make_parser
 from vidette.models.hub import Record, write_record
 
 PROMPT = "\x1b[?2004h"
@@ -153,6 +156,41 @@ def test_what_is_offered(shell: str, request: pytest.FixtureRequest) -> None:
 def test_a_value_behind_an_equals_sign_is_offered_in_bash(bash: Ask) -> None:
     assert bash("vidette serve --topology=") == {"processes", "inline"}
     assert bash("vidette serve --topology=in") == {"inline"}
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
+def test_names_run_nothing_and_are_quoted(shell: str, home: Path, request: pytest.FixtureRequest) -> None:
+    """Whoever names a file on a hub, or here, has nothing run by who completes it."""
+    ask: Ask = request.getfixturevalue(shell)
+    names = ["org/$(touch${IFS}ran).gguf", "org/`touch${IFS}ran`.gguf", "org/*", "org/;touch${IFS}ran"]
+    (home / "bin/vidette").write_text(f"#!/bin/sh\nprintf '%s\\n' {shlex.join(names)}\n")
+    (home / "here/org").mkdir()
+    for name in names:
+        (home / "here" / name).touch()
+    offered = ask("vidette serve --model org/")
+    assert not (home / "here/ran").exists()
+    if shell == "bash":
+        assert offered == {*map(quoted, names)}
+    else:
+        assert {*names} <= {offer.replace("\\", "") for offer in offered}
+
+
+def quoted(name: str) -> str:
+    return "".join(char if char.isalnum() or char in "/." else f"\\{char}" for char in name)
+
+
+def test_only_names_that_are_taken_are_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in ("$(touch ran).gguf", "a\x1b[2J.gguf", "fine.gguf"):
+        record = Record(repo="org/more", file=file, revision="main", commit="0" * 40, files={file: 1})
+        write_record(record, home / "home" / "models")
+    assert main(["completion", "models"]) == 0
+    assert capsys.readouterr().out.split()[-2:] == ["org/more/fine.gguf", "org/tiny"]
+
+
+def test_what_bash_takes_for_lists_has_nothing_that_it_runs() -> None:
+    for command in describe(make_parser()).all():
+        choices = [word for place in (*command.options, *command.places) for word in place.choices]
+        assert re.fullmatch(r"[\w. -]*", " ".join([command.words, *choices]))
 
 
 def test_names_of_models_are_told_although_a_record_is_bad(

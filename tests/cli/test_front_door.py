@@ -115,6 +115,14 @@ def test_it_asks_for_the_key_and_logs_who_came(vidette_command: Commands) -> Non
     assert command.end()[0] == 0
 
 
+def test_it_says_that_of_several_clients_none_runs_it(vidette_command: Commands) -> None:
+    keys = ("--api-key", "alice sk-1", "--api-key", "bob sk-2")
+    command = vidette_command("serve", "--model", "toy", "--port", "0", "--topology", "inline", *keys)
+    command.read_until("stderr", "no --admin-api-key: nobody may")
+    command.signal(signal.SIGINT)
+    assert command.end()[0] == 0
+
+
 def test_lines_are_json_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)

@@ -169,6 +169,9 @@ def test_once_and_json_are_for_scripts(
     out, err = capsys.readouterr()
     assert err == ""
     assert [each["role"] for each in json.loads(out)["processes"]] == ["front", "detokenizer", "scheduler"]
+    monkeypatch.setenv("VIDETTE_API_KEY", "alice admin\nbob other\n")  # as `serve` takes it
+    assert main(["top", "--url", url, "--json"]) == 0
+    capsys.readouterr()
     monkeypatch.setenv("VIDETTE_ADMIN_API_KEY", "admin")
     assert main(["top", "--url", f"{url}/v1", "--once", "--interval", "0.1"]) == 0
     out = capsys.readouterr().out

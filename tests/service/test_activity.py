@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -13,11 +14,12 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 import vidette
-from tests.service.driver import SECONDS, SERVERS, Call
+from tests.service.driver import SECONDS, SERVERS, Call, call
 from vidette import Activity
 from vidette.service import FrontDoor, Gate, Keys, Secret, ServiceLimits, build_app
 from vidette.service.activity import ActivityFeed
 from vidette.service.bodies import BodyReader
+from vidette.service.keys import read_keys
 from vidette.service.responses import Endpoint
 from vidette.service.servers import serving
 from vidette.service.sockets import bind
@@ -137,6 +139,26 @@ async def test_however_many_watch_it_is_gathered_once(engine: vidette.Engine) ->
         assert len({event.clock_s for event in events}) == len(gathering.asked)
     assert set(gathering.asked) == {2}
     assert len(gathering.asked) < len(readers)
+
+
+@pytest.mark.parametrize("background", [True, False])
+async def test_it_does_not_tell_what_opens_a_response(
+    engine: vidette.Engine, app: Starlette, background: bool
+) -> None:
+    body = {"input": "a secret", "max_output_tokens": 8000, "ignore_eos": True, "stream": not background}
+    async with app.router.lifespan_context(app), watching(app, b"interval=0.1") as reader:
+        making = Call(app, "/v1/responses", {**body, "background": background})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(making.run)
+            await making.wait_sent(2)
+            await reader.wait_sent(len(reader.sent) + 2)
+            told = msgspec.convert(reader.events[-1], Activity)
+            (name,) = re.findall(r"resp_\w+", making.body.decode())[:1]
+            assert len(told.requests) == 1
+            assert name not in reader.body.decode()
+            # Whoever runs the server still ends it by the id.
+            ended = await call(app, "/abort_request", {"rid": name})
+            assert ended.json()["aborted"] == 1
     await engine.wait_quiet()
 
 
@@ -170,12 +192,15 @@ async def test_it_takes_no_other_query(app: Starlette, query: bytes, param: str)
         (None, "root", None, 403),
         (None, "root", "root", 200),
         (None, None, None, 200),
+        ("sk-1 sk-2", None, "sk-2", 403),
+        ("sk-1 sk-2", "root", "sk-2", 403),
+        ("sk-1 sk-2", "root", "root", 200),
     ],
 )
 async def test_names_of_others_are_for_whoever_runs_the_server(
     engine: vidette.Engine, api: str | None, admin: str | None, given: str | None, status: int
 ) -> None:
-    keys = Keys(() if api is None else (Secret(api),), None if admin is None else Secret(admin))
+    keys = Keys(read_keys(api.split() if api else ()), None if admin is None else Secret(admin))
     headers = [] if given is None else [(b"authorization", b"Bearer " + given.encode())]
     app = build_app(engine, door=FrontDoor(keys=keys))
     async with watching(app, headers=headers) as reader:

@@ -403,6 +403,10 @@ async def test_beyond_the_bound_health_alone_is_answered_and_then_nothing(engine
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"3 connections are open" in answer
         assert b"retry-after: 1\r\n" in answer.lower()
+        assert b"x-request-id: " in answer.lower()
+        for path in ("/", "/page/page.js"):  # the page can wait
+            answer = await talk(address, f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            assert answer.startswith(b"HTTP/1.1 503 ")
         answer = await talk(address, bearer)
         assert answer.startswith(b"HTTP/1.1 529 ")
         assert b"overloaded_error" in answer

@@ -18,7 +18,7 @@ import vidette
 from tests.service.driver import Call, Silence, call
 from vidette import UsageError
 from vidette.service import FrontDoor, Keys, LogSettings, Secret, build_app, check_origins
-from vidette.service.keys import OPEN, given_key
+from vidette.service.keys import OPEN, given_key, read_keys
 
 API, ROOT = "sk-client", "sk-root"
 SHORT = {"text": "a prompt nobody else reads", "sampling_params": {"max_new_tokens": 2, "ignore_eos": True}}
@@ -145,6 +145,15 @@ async def test_what_is_the_operators_needs_the_highest_key_there_is(
             assert statuses == {"": 401, API: 403, ROOT: inside}
 
 
+@pytest.mark.parametrize("path", ADMIN)
+async def test_of_several_clients_none_does_what_is_the_operators(engine: vidette.Engine, path: str) -> None:
+    for admin in (None, Secret(ROOT)):
+        app = build_app(engine, door=FrontDoor(keys=Keys((Secret("a"), Secret("b", "b")), admin)))
+        for key in ("a", "b"):
+            answer = await call(app, path, b'{"colour": "red"}', headers=bearer(key))
+            assert (answer.status, answer.error["code"]) == (403, "admin_key_required")
+
+
 async def test_the_admin_key_opens_the_rest_as_well(engine: vidette.Engine) -> None:
     app = with_keys(engine, API, ROOT)
     for key in (API, ROOT):
@@ -170,6 +179,34 @@ def test_what_cannot_be_in_a_header_is_no_key(key: str) -> None:
     with pytest.raises(UsageError) as raised:
         Secret(key)
     assert not key.strip() or key not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["pass!5ecret more"],  # the wrong way round, each of them
+        ["sk-5ecret alice"],
+        ["5ecret0123456789abcdef alice"],
+        ["alice sk-1 5ecret"],
+        ["5ecret a", "5ecret b"],
+        ["a 5ecret", "b 5ecret"],
+        ["a/5ecret b"],
+        ["a 5ecr\xe9t5ecret"],
+    ],
+)
+def test_no_part_of_a_line_is_shown(lines: list[str]) -> None:
+    """A line is told by its number, since what stands in the place of a name may be a key."""
+    with pytest.raises(UsageError, match=rf"keys? .*{len(lines) + 1}\b") as raised:
+        read_keys(["fine 1", *lines])
+    assert "5ecret" not in str(raised.value)
+
+
+def test_a_key_by_itself_is_not_taken_for_keys() -> None:
+    wrong: Any
+    for wrong in (Secret("5ecret"), "5ecret", [Secret("5ecret")], ("5ecret",)):
+        with pytest.raises(UsageError, match="it must be a tuple of keys") as raised:
+            Keys(wrong)
+        assert "5ecret" not in str(raised.value)
 
 
 @given(

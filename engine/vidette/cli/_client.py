@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -12,13 +13,19 @@ if TYPE_CHECKING:
     import httpx
 
 KEY: Final = "VIDETTE_API_KEY"
-"""In the environment: the key of the service."""
+"""In the environment: the key of the service, or the lines that it was given its keys by."""
 CONNECT_SECONDS: Final = 10.0
 """A service that cannot be reached within this has failed."""
 REFUSAL_BYTES: Final = 1 << 16
 """What is read of an answer that is none."""
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def key_in(environment: Mapping[str, str]) -> str:
+    """Return the key of a service: of several the first, without its name; empty: there is none."""
+    words = environment.get(KEY, "").strip().partition("\n")[0].split()
+    return words[-1] if words else ""
 
 
 class Problem(msgspec.Struct):

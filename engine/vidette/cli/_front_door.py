@@ -40,7 +40,7 @@ def add_front_door_options(parser: argparse.ArgumentParser) -> None:
         "--admin-api-key",
         metavar="KEY",
         help=f"what whoever pauses, flushes, aborts and profiles has to know, or {ADMIN_API_KEY} "
-        "(default: one of clients)",
+        "(default: the key of clients, or of several none)",
     )
     group.add_argument(
         "--key-requests",

@@ -124,8 +124,13 @@ _vidette() {{
     mapfile -t -O ${{#COMPREPLY[@]}} COMPREPLY < <(compgen -W "$words" -- "$word")
 }}
 _vidette_models() {{
-    local names=$("${{COMP_WORDS[0]}}" completion models 2>/dev/null)
-    mapfile -t COMPREPLY < <(compgen -W "$names" -- "$1"; compgen -f -- "$1")
+    local each
+    # Not `compgen -W`, which runs what is in a name; what is inserted is quoted.
+    while IFS= read -r each; do
+        [[ $each == "$1"* ]] && COMPREPLY+=("$each")
+    done < <("${{COMP_WORDS[0]}}" completion models 2>/dev/null)
+    mapfile -t -O ${{#COMPREPLY[@]}} COMPREPLY < <(compgen -f -- "$1")
+    (( ${{#COMPREPLY[@]}} )) && mapfile -t COMPREPLY < <(printf '%q\\n' "${{COMPREPLY[@]}}")
 }}
 _vidette_files() {{
     compopt -o filenames

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from vidette import sync
-from vidette.cli._client import KEY
+from vidette.cli._client import KEY, key_in
 from vidette.cli._options import add_backend_option, add_engine_options, add_model_option, engine_options
 from vidette.cli._parser import explain
 from vidette.cli._run import say
@@ -39,7 +39,8 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
         "--url",
         metavar="URL",
         help="talk to the service there, by OpenAI's chat completions; --model is then one of its models, "
-        f"its first if not given, and {KEY} in the environment its key (default: open an engine)",
+        f"its first if not given, and {KEY} in the environment its key, or the first of them (default: open "
+        "an engine)",
     )
     parser.add_argument("--system", metavar="TEXT", help="what the model is told first (default: nothing)")
     add_backend_option(parser)
@@ -229,5 +230,5 @@ def _open_talker(options: argparse.Namespace, *, terminal: bool) -> Generator[Ta
     if for_engine:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in for_engine)
         raise UsageError(f"{names}: options of an engine, and with --url there is none of its own")
-    with open_service(options.url, options.model, sampling, key=os.environ.get(KEY, "")) as service:
+    with open_service(options.url, options.model, sampling, key=key_in(os.environ)) as service:
         yield service

@@ -47,10 +47,10 @@ def completion(options: argparse.Namespace) -> int:
 
 def model_names() -> list[str]:
     """Return the names that `--model` takes: those that are known, and those of a hub that were pulled."""
-    from vidette.models import KNOWN_MODELS, models_directory, pulled_models  # noqa: PLC0415
+    from vidette.models import KNOWN_MODELS, models_directory, parse_hub_name, pulled_models  # noqa: PLC0415
 
     try:
-        pulled = [*pulled_models(models_directory())]
+        pulled = [name for name in pulled_models(models_directory()) if parse_hub_name(name) is not None]
     except (
         Error,
         OSError,

@@ -183,6 +183,8 @@ async def _serve(
         ):
             stop.defer()
             say(f"vidette serves {engine.info.name} on {url_of(sock, tls=tls is not None)}")
+            if door.keys.lacks_admin:
+                say("there are several keys and no --admin-api-key: nobody may watch, pause, flush or abort")
             broken = await _wait_end(engine, stop)
     if broken is not None:
         raise broken

@@ -14,7 +14,15 @@ import anyio
 import msgspec
 
 from vidette import Activity
-from vidette.cli._client import CONNECT_SECONDS, KEY, REFUSAL_BYTES, client_options, refusal, unreachable
+from vidette.cli._client import (
+    CONNECT_SECONDS,
+    KEY,
+    REFUSAL_BYTES,
+    client_options,
+    key_in,
+    refusal,
+    unreachable,
+)
 from vidette.cli._front_door import ADMIN_API_KEY
 from vidette.cli._options import add_backend_option
 from vidette.cli._parser import explain
@@ -39,7 +47,7 @@ def add_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--api-key",
         metavar="KEY",
-        help=f"its admin key, if it has one, or its key; better given by {ADMIN_API_KEY} or {KEY} in the "
+        help=f"its admin key, or the one key of its clients; better given by {ADMIN_API_KEY} or {KEY} in the "
         "environment, which are the default",
     )
     parser.add_argument(
@@ -78,7 +86,7 @@ def top(options: argparse.Namespace) -> int:
 
 def key_of(options: argparse.Namespace, environ: Mapping[str, str]) -> str:
     """Return what a service is told: the option, or else the environment."""
-    key: str = options.api_key or environ.get(ADMIN_API_KEY) or environ.get(KEY) or ""
+    key: str = options.api_key or environ.get(ADMIN_API_KEY) or key_in(environ)
     return key
 
 

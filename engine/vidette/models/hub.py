@@ -23,8 +23,9 @@ RECORDS: Final = "pulled"
 REVISION: Final = "main"
 """What is pulled unless another revision is named."""
 
+_PLAIN: Final = r"[\w.+][\w./+-]*"
 _NAME: Final = re.compile(
-    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:/(?P<file>[^@\s]+\.gguf))?(?:@(?P<revision>[^@\s]+))?",
+    rf"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:/(?P<file>{_PLAIN}\.gguf))?(?:@(?P<revision>{_PLAIN}))?",
     re.ASCII,
 )
 _FOLDER: Final = "folder.json"
@@ -111,6 +112,14 @@ def parse_hub_name(text: str) -> HubName | None:
     if match is None or ".." in text or "--" in match["repo"]:
         return None
     return HubName(match["repo"], match["file"], match["revision"] or REVISION)
+
+
+def is_plain(file: str) -> bool:
+    """Return whether the name of a file says nothing to a terminal, a shell or a file system but what it is.
+
+    It has letters, digits and "._/+-" alone, no "..", and begins with neither "/" nor "-".
+    """
+    return re.fullmatch(_PLAIN, file, re.ASCII) is not None and ".." not in file
 
 
 def find_pulled(name: HubName, directory: Path) -> Path:

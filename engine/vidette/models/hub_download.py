@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from vidette.errors import ModelError, UsageError
-from vidette.models.hub import CACHE, HubName, Record, read_record, write_record
+from vidette.models.hub import CACHE, HubName, Record, is_plain, read_record, write_record
 from vidette.models.json_object import read_json
 from vidette.models.load import load_token_table, read_info
 from vidette.models.store import CONFIG_FILE, ModelSource, models_directory
@@ -161,7 +161,8 @@ class _Hub:
         endpoint: as for `pull_from_hub`.
 
     Attributes:
-        files: what it has of the model, by name, once `look()` has returned.
+        files: what it has of the model, by name, once `look()` has returned; those whose names are not plain
+            are left out.
         commit: of what revision that is.
     """
 
@@ -194,6 +195,7 @@ class _Hub:
         self.files = {
             each.rfilename: _File(each.size or 0, None if each.lfs is None else each.lfs.sha256)
             for each in info.siblings or ()
+            if is_plain(each.rfilename)
         }
 
     def fetch_folder(self, say: Callable[[str], None]) -> list[str]:
@@ -222,7 +224,7 @@ class _Hub:
                     f"{repo} has its weights in {pickled[0]}, a format that can run code when it is read: "
                     "it is not fetched; look for a copy of the model as *.safetensors or as GGUF"
                 )
-            raise ModelError(f"{repo} has neither {WEIGHTS} nor {INDEX} nor a GGUF file")
+            raise ModelError(f"{repo} has neither {WEIGHTS} nor {INDEX} nor a GGUF file of a plain name")
         if lacking := sorted({CONFIG_FILE, TOKENIZER_FILE} - there):
             raise ModelError(f"{repo} has no {lacking[0]}, without which it cannot be loaded here")
 

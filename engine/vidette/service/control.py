@@ -26,6 +26,7 @@ from vidette.service.access_log import LogSettings
 from vidette.service.fields import FIELD_BYTES, Fields, Neutral
 from vidette.service.info import query_of
 from vidette.service.limits import ServiceLimits
+from vidette.service.response_body import rid_of
 from vidette.service.responses import Answer, Exchange
 from vidette_protocol.limits import Limits
 from vidette_protocol.messages import (
@@ -61,7 +62,7 @@ class ControlTimeout(Error):  # noqa: N818
 
 
 class AbortBody(Struct, kw_only=True, frozen=True):
-    """What to end: the request of a rid, or all."""
+    """What to end: the request of a rid, or that of a response's id, or all."""
 
     rid: str | None = None
     abort_all: bool = False
@@ -200,7 +201,9 @@ class Control:
         if body.abort_all:
             ended = self._engine.abort_all(body.abort_message)
         else:
-            ended = self._engine.abort(body.rid or "", body.abort_message)
+            rid = body.rid or ""
+            ended = self._engine.abort(rid, body.abort_message)
+            ended += self._engine.abort(rid_of(rid), body.abort_message)
         await _done(exchange, matched=ended > 0, aborted=ended)
 
     async def flush_cache(self, exchange: Exchange) -> None:

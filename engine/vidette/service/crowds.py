@@ -13,8 +13,9 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vidette.errors import Error
-from vidette.service.keys import OPEN
+from vidette.service.keys import HEALTH
 from vidette.service.refusals import refuse
+from vidette.service.request_ids import RequestIds
 
 RESERVED_DESCRIPTORS: Final = 128
 """Descriptors of the process that are not for connections: links, files, what is being opened."""
@@ -69,6 +70,7 @@ class _OnlyHealth:
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
+        self._refuse = RequestIds(self._refuse_named)
         self._most = most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,11 +79,10 @@ class _OnlyHealth:
                 message["headers"] = [*message.get("headers", ()), CLOSE]
             await send(message)
 
-        if scope["path"] in OPEN:
-            await self._app(scope, receive, send_last)
-        else:
-            error = TooManyConnections(
-                f"{self._most} connections are open, and no more are taken; on this one health alone is "
-                "answered"
-            )
-            await refuse(error, scope, receive, send_last, {"retry-after": "1"})
+        await (self._app if scope["path"] in HEALTH else self._refuse)(scope, receive, send_last)
+
+    async def _refuse_named(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = TooManyConnections(
+            f"{self._most} connections are open, and no more are taken; on this one health alone is answered"
+        )
+        await refuse(error, scope, receive, send, {"retry-after": "1"})

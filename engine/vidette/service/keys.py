@@ -1,7 +1,7 @@
 """Keys: what a client has to know, compared in constant time and shown nowhere.
 
 Whatever is not listed as open needs a key, if there is one. What only whoever runs the server may do needs
-the admin key, or the other one where there is no admin key.
+the admin key, or the one key of clients where there is no admin key. Of several clients none may do it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from vidette.errors import UsageError
-from vidette.service.errors import shown
 from vidette.service.refusals import refuse
 from vidette.service.shares import CALLER
 from vidette.service.site import FILES
 
-OPEN: Final = frozenset(
-    {"/health", "/health/live", "/health/progress", "/health/ready", "/health_generate", *FILES}
+HEALTH: Final = frozenset(
+    {"/health", "/health/live", "/health/progress", "/health/ready", "/health_generate"}
 )
-"""Paths that need no key: what load balancers ask, and the page, which shows nothing without one. They match
-exactly."""
+"""Paths that load balancers ask. They match exactly."""
+OPEN: Final = HEALTH | FILES.keys()
+"""Paths that need no key: health, and the page, which shows nothing without one."""
 SHOWN: Final = "***"
 """What is shown of a key, whatever it is."""
 ADMIN: Final = "vidette.admin"
 """Key of an ASGI scope: whether the client may do what only whoever runs the server may."""
-NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""What a key may be called."""
+NAME: Final = re.compile(r"(?!sk-)[A-Za-z0-9._-]{1,20}")
+"""What a key may be called; what may be a key itself, put in the wrong place, is no name."""
 
 
 class Secret:
@@ -43,10 +43,10 @@ class Secret:
 
     Args:
         key: 1 to 1024 printable ASCII characters without spaces.
-        name: 1 to 64 letters, digits and "._-".
+        name: 1 to 20 letters, digits and "._-", which do not begin with "sk-".
 
     Raises:
-        UsageError: one of them is not that.
+        UsageError: one of them is not that. Neither is in the message.
     """
 
     __slots__ = ("_digest", "name")
@@ -57,7 +57,10 @@ class Secret:
                 f"a key has {len(key)} characters; it must be 1 to 1024 printable ASCII ones without spaces"
             )
         if not NAME.fullmatch(name):
-            raise UsageError(f"a key is called {shown(name)}; that must be 1 to 64 letters, digits and '._-'")
+            raise UsageError(
+                f"the name of a key has {len(name)} characters; it must be 1 to 20 letters, digits and '._-' "
+                "that do not begin with 'sk-', and stand before the key"
+            )
         self.name = name
         self._digest = _digest(key.encode())
 
@@ -78,11 +81,27 @@ class Keys(Struct, frozen=True):
 
     Args:
         api: what clients need, one of these; none: nothing.
-        admin: what whoever runs it needs; None: one of the others.
+        admin: what whoever runs it needs; None: that of clients, or if they have several, nobody may do that.
+
+    Raises:
+        UsageError: `api` is no tuple of keys.
     """
 
     api: tuple[Secret, ...] = ()
     admin: Secret | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a key by itself, which was taken once."""
+        api: object = self.api
+        if not isinstance(api, tuple) or not all(isinstance(key, Secret) for key in api):
+            raise UsageError(
+                f"api is a {type(api).__name__}; it must be a tuple of keys, such as (Secret(...),)"
+            )
+
+    @property
+    def lacks_admin(self) -> bool:
+        """Return whether nobody may do what only whoever runs the server may."""
+        return self.admin is None and len(self.api) > 1
 
     def __bool__(self) -> bool:
         """Return whether there are any."""
@@ -93,17 +112,23 @@ def read_keys(lines: Iterable[str]) -> tuple[Secret, ...]:
     """Return the keys of clients, one a line: `KEY`, which is called key1, key2 and so on, or `NAME KEY`.
 
     Raises:
-        UsageError: a line is none, or two have the same name or key. No key is in the message.
+        UsageError: a line is none, or two have the same name or key. It is told by its number: no key is in
+            the message, and no name, which may be one.
     """
     keys: list[Secret] = []
     for place, line in enumerate(lines, 1):
-        name, _, key = line.strip().rpartition(" ")
-        secret = Secret(key, name.strip() or f"key{place}")
-        for other in keys:
+        *names, key = line.split() or [""]
+        if len(names) > 1:
+            raise UsageError(f"key {place} has {len(names) + 1} words; it must be KEY or NAME KEY")
+        try:
+            secret = Secret(key, names[0] if names else f"key{place}")
+        except UsageError as error:
+            raise UsageError(f"key {place}: {error}") from error
+        for before, other in enumerate(keys, 1):
             if other.name == secret.name:
-                raise UsageError(f"two keys are called {secret.name!r}; each needs a name of its own")
+                raise UsageError(f"keys {before} and {place} have one name; each needs its own")
             if other.is_same(secret):
-                raise UsageError(f"the keys {other.name!r} and {secret.name!r} are the same")
+                raise UsageError(f"keys {before} and {place} are the same")
         keys.append(secret)
     return tuple(keys)
 
@@ -148,7 +173,7 @@ class KeyCheck:
         # All are compared, so that the time says nothing of which it is.
         clients = [key.name for key in api if given is not None and key.matches(given)]
         is_client = not api or bool(clients)
-        scope[ADMIN] = is_admin or (admin is None and is_client)
+        scope[ADMIN] = is_admin or (admin is None and is_client and not self._keys.lacks_admin)
         if is_admin:
             scope[CALLER] = None
         elif clients:

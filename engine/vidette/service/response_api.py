@@ -27,6 +27,7 @@ from vidette.service.response_body import (
     ResponsesRequest,
     in_words_of_responses,
     read_response,
+    rid_of,
     to_respond,
 )
 from vidette.service.response_shape import Deleted, Response, ResponseShape, ended, failed
@@ -74,7 +75,7 @@ class Responses:
         first = [] if request.instructions is None else [{"role": "system", "content": request.instructions}]
         prompt = await self._engine.render_chat([*first, *conversation])
         begun = self._begin(request)
-        asked = to_respond(request, prompt, begun.id)
+        asked = to_respond(request, prompt, rid_of(begun.id))
         try:
             if request.background:
                 queued = replace(begun, status="queued")

@@ -6,6 +6,7 @@ in `REFUSED` is answered with a 400, and everything in `LATER` with a 501, unles
 
 from __future__ import annotations
 
+import hashlib
 from types import MappingProxyType
 from typing import Final
 
@@ -184,6 +185,14 @@ def _read_input(raw: bytes, limits: ServiceLimits) -> Conversation:
         content = contents.read(bytes(item.content or b""), f"{where}.content")
         conversation.append({"role": read_role(item.role or "", f"{where}.role"), "content": content})
     return conversation
+
+
+def rid_of(response_id: str) -> str:
+    """Return what the engine calls the request that makes a response.
+
+    Whoever watches the engine sees it, and cannot find the id by it, which opens what was said.
+    """
+    return f"response-{hashlib.sha256(response_id.encode()).hexdigest()[:32]}"
 
 
 def to_respond(request: ResponsesRequest, prompt: str, rid: str) -> GenerateReqInput:

@@ -79,6 +79,11 @@ def remains(directory: Path) -> list[str]:
         ("org/name/../../x.gguf", None),
         ("org/na--me", None),
         ("org/name@", None),
+        ("org/name/$(touch${IFS}x).gguf", None),
+        ("org/name/-q.gguf", None),
+        ("org/name/a\x1b[2J.gguf", None),
+        ("org/name/a\N{CYRILLIC SMALL LETTER A}.gguf", None),
+        ("org/name@`x`", None),
         ("org/na me", None),
     ],
 )
@@ -174,6 +179,17 @@ def test_weights_that_can_run_code_are_never_fetched(hub: FakeHub, pull: Pull) -
     hub.add("org/tiny", files)
     with pytest.raises(ModelError, match=r"has its weights in pytorch_model\.bin, .* can run code"):
         pull()
+    assert hub.sent == []
+
+
+@pytest.mark.parametrize("name", ["$(touch${IFS}x)", "a b", "-a", "a\x1b[2J", "../a"])
+def test_files_of_odd_names_are_as_none(name: str, hub: FakeHub, pull: Pull) -> None:
+    """They are written to terminals, and offered by shells."""
+    hub.add("org/tiny", {f"{name}.gguf": b"", f"{name}.bin": b""})
+    for pattern in (None, "*"):
+        with pytest.raises((ModelError, UsageError)) as raised:
+            pull(pattern=pattern)
+        assert name not in str(raised.value)
     assert hub.sent == []
 
 
