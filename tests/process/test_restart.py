@@ -104,7 +104,8 @@ async def test_a_death_while_it_starts_again_is_another_one() -> None:
 async def test_too_many_deaths_end_it_with_the_last_words_of_the_last() -> None:
     with anyio.fail_after(LONG):
         async with open_engine("toy", max_restarts=1, **RESTARTING) as engine:
-            async with engine.generate("hello", sampling_params=SLOW) as stream:
+            # It goes on while the stacks are written.
+            async with engine.generate("hello", sampling_params={**SLOW, "max_new_tokens": 8000}) as stream:
                 await read_tokens(stream, 3)
                 os.kill(pid_of(engine, "detokenizer"), signal.SIGKILL)
                 await read_tokens(stream, 3)
