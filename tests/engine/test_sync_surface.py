@@ -24,7 +24,7 @@ from vidette_protocol.messages import GetInternalStateReq, GetInternalStateReqOu
 DEADLINE = 30.0
 ENDLESS = {"max_new_tokens": 8000, "ignore_eos": True}
 SHORT = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
-ROUTERS_SIDE = {"deliver", "fail", "heard_ids", "leave", "listen", "move", "wake", "watch"}
+ROUTERS_SIDE = {"deliver", "fail", "heard_ids", "heard_tokens", "leave", "listen", "move", "wake", "watch"}
 """Of a stream: not for callers."""
 ATTRIBUTES = {
     "Engine": set[str](),
