@@ -67,6 +67,9 @@ class PouringLoop(StepLoop):
         self._told = told
         self._made: dict[int, int] = {}
 
+    def wait(self) -> None:
+        """Return: nothing is ever in flight."""
+
     def step(self, commands: Iterable[Command], now: float, *, launch: bool = True) -> Effects:  # noqa: ARG002
         rows: list[TokenRow] = []
         messages: list[Message] = []
