@@ -172,6 +172,7 @@ async def test_it_does_not_tell_what_opens_a_response(
         (b"interval=" + b"9" * 4000, "interval"),
         (b"limit=-1", "limit"),
         (b"limit=1001", "limit"),
+        (b"limit=0000000001000", "limit"),
         (b"limit=1.5", "limit"),
         (b"limit=%D9%A1", "limit"),
         (b"colour=red", "colour"),

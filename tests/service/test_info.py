@@ -129,6 +129,8 @@ async def test_the_load(engine: vidette.Engine, app: Starlette) -> None:
     (load,) = (await get(app, "/v1/loads")).json()["loads"]
     assert (load["num_running_reqs"], load["num_used_tokens"], "memory" in load) == (0, 0, False)
     assert (await get(app, "/v1/loads", b"dp_rank=7")).json()["loads"] == []
+    assert (await get(app, "/v1/loads", b"dp_rank=0000000007")).json()["loads"] == []
+    assert len((await get(app, "/v1/loads", b"dp_rank=00")).json()["loads"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,7 @@ def _interval(text: str) -> float:
 
 
 def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text[:9]) <= MOST_LISTED):
+    digits = text.isascii() and text.isdigit() and len(text) <= len(str(MOST_LISTED))
+    if not digits or int(text) > MOST_LISTED:
         raise UsageError(f"limit is {shown(text)}; it must be from 0 to {MOST_LISTED}", param="limit")
-    return int(text[:9])
+    return int(text)

@@ -203,7 +203,7 @@ class Info:
             )
         if not rank.isascii() or not rank.isdigit():
             raise UsageError(f"dp_rank is {shown(rank)}; it must be a number", param="dp_rank")
-        loads = [self._load(sections)] if int(rank[:9]) == 0 else []
+        loads = [] if rank.strip("0") else [self._load(sections)]  # there is but rank 0
         await exchange.send_json({"timestamp": time.time(), "version": vidette.__version__, "loads": loads})
 
     async def load(self, exchange: Exchange) -> None:
