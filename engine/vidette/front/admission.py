@@ -115,7 +115,8 @@ class Admission:
             self._busy_since = anyio.current_time()
         self.tokens += tokens - self._costs.get(vid, 0)
         self._costs[vid] = tokens
-        self._since.setdefault(vid, anyio.current_time())
+        if vid not in self._since:
+            self._since[vid] = anyio.current_time()
 
     def end(self, vid: Vid) -> None:
         """Count a request no more; nothing happens if it is not counted."""

@@ -157,7 +157,7 @@ class TokenizerManager:
         vid = self._submit(item, replace=replace)
         stream: Stream | None = None
         try:
-            prompt = await self._prompts.tokenise(item)
+            prompt = await self._prompts.tokenise(item, request.text)
             await self._wait_ring(vid)
             # From here to the yield nothing awaits: the route exists before the scheduler can answer.
             message = self._prepare(vid, item, prompt, deadline_s, timed)
@@ -190,7 +190,7 @@ class TokenizerManager:
         self.aborts.name(request.rid, items, vids[0])
         streams: tuple[Stream, ...] = ()
         try:
-            prompts = [await self._prompts.tokenise(item) for item in items[:: checked.n]]
+            prompts = [await self._prompts.tokenise(item, request.text) for item in items[:: checked.n]]
             await self._wait_ring(*vids)
             # From here to the yield nothing awaits, as above.
             messages = [
@@ -480,7 +480,8 @@ class TokenizerManager:
         self.pulse.heard()
         for row in message.rows():
             vid, reason = Vid(row.vid), row.reason
-            to = self._machine.receive(vid, row.offset, len(row.token_ids), end_of(reason))
+            end = None if reason is None else end_of(reason)
+            to = self._machine.receive(vid, row.offset, len(row.token_ids), end)
             if reason is not None:
                 self._admission.end(vid)
             if to is None:

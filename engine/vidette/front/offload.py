@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 from anyio import to_thread
 
 from vidette.errors import EngineClosed
+from vidette.transport.mailbox import Mailbox
 
 T = TypeVar("T")
 
@@ -23,75 +27,97 @@ class Offload(Protocol):
 
 
 class ThreadOffload:
-    """Runs blocking calls in threads, at most so many at a time.
+    """Runs blocking calls in threads that wait for them, as many as may be made at once.
 
-    A caller who is cancelled leaves at once, also while waiting for a place, and a call that has not begun
-    leaves with him. A call that has begun goes on to its end and keeps its place until then. (The limiter of
-    the event loop library gives the place of an abandoned call away on asyncio, so callers who leave could
-    start any number.)
+    A caller who is cancelled leaves at once, and a call that has not begun leaves with him. A call that has
+    begun goes on to its end, and its thread takes no other until then. (A thread of the event loop library's
+    for each call costs three times as much: tasks and scopes, and two wake-ups for each, where many calls
+    that come or end together share theirs.)
 
     Args:
-        tasks: the task group that owns the calls.
-        at_once: how many run at the same time.
+        tasks: the task group that owns the threads; they end when it is cancelled.
+        at_once: how many calls run at the same time.
     """
 
     def __init__(self, tasks: anyio.abc.TaskGroup, at_once: int) -> None:
-        self._tasks = tasks
-        self._places = anyio.Semaphore(at_once)
+        self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
+        self._ended: Mailbox[_Call[Any]] = Mailbox()
+        self._waited_for: set[_Call[Any]] = set()
         self._closed = False
+        self._closing = Lock()
+        """Held while a thread posts: one that is abandoned may be done when the mailbox is closed."""
+        tasks.start_soon(self._run, at_once)
 
     async def __call__(self, function: Callable[[], T], /) -> T:
         """Return what the call returns, or raise what it raises.
 
         Raises:
-            EngineClosed: the task group was cancelled meanwhile.
+            EngineClosed: the threads end, or have ended.
         """
-        await self._places.acquire()
+        await anyio.lowlevel.checkpoint_if_cancelled()
         if self._closed:
-            self._places.release()
             raise _closed()
-        call = _Call(function, self._give_back)
-        self._tasks.start_soon(call.run)  # from here on the place is the call's
-        await call.ended.wait()
+        call = _Call(function)
+        self._waited_for.add(call)
+        self._calls.put(call)
+        try:
+            await call.ended.wait()
+        finally:
+            call.wanted = False
+            self._waited_for.discard(call)
         return call.result()
 
-    def _give_back(self, *, cancelled: bool) -> None:
-        self._closed = self._closed or cancelled
-        self._places.release()
+    async def _run(self, at_once: int) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(at_once):
+                    tasks.start_soon(self._work)
+                while True:
+                    for call in await self._ended.receive_all():
+                        call.ended.set()
+        finally:
+            with self._closing:
+                self._closed = True
+                self._ended.close()
+            for call in self._waited_for:
+                call.ended.set()
 
+    async def _work(self) -> None:
+        limiter = anyio.CapacityLimiter(1)
+        try:
+            await to_thread.run_sync(self._make_calls, limiter=limiter, abandon_on_cancel=True)
+        finally:
+            self._calls.put(None)
 
-class GiveBack(Protocol):
-    """Takes a place back."""
-
-    def __call__(self, *, cancelled: bool) -> None:
-        """Take it; `cancelled` says that the task of the call was."""
+    def _make_calls(self) -> None:
+        """Make calls until a None says that it is over; in a thread."""
+        while (call := self._calls.get()) is not None:
+            if call.wanted and not self._closed:
+                call.make()
+                with self._closing:
+                    if not self._closed:
+                        self._ended.post(call)
+            del call  # while this waits, nothing keeps it
 
 
 class _Call(Generic[T]):
-    """One call that has a place."""
+    """One call."""
 
-    __slots__ = ("_error", "_function", "_give_back", "_value", "ended")
+    __slots__ = ("_error", "_function", "_value", "ended", "wanted")
 
-    def __init__(self, function: Callable[[], T], give_back: GiveBack) -> None:
+    def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
-        self._give_back = give_back
         self._value: list[T] = []
         self._error: Exception | None = None
         self.ended = anyio.Event()
+        self.wanted = True
+        """Whether somebody waits for it."""
 
-    async def run(self) -> None:
+    def make(self) -> None:
         try:
-            # Abandoned only when the engine closes: then nobody waits for it any more.
-            limiter = anyio.CapacityLimiter(1)
-            self._value.append(
-                await to_thread.run_sync(self._function, limiter=limiter, abandon_on_cancel=True)
-            )
+            self._value.append(self._function())
         except Exception as error:  # noqa: BLE001  handed to the caller, whatever it is
             self._error = error
-        finally:
-            # With neither, its task was cancelled, and not by its caller: the engine closes.
-            self._give_back(cancelled=not self._value and self._error is None)
-            self.ended.set()
 
     def result(self) -> T:
         if self._error is not None:

@@ -7,7 +7,7 @@ import contextvars
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from typing import Any, Final
@@ -20,6 +20,7 @@ from uvicorn.server import ServerState
 
 from vidette.service.crowds import FULL, Crowd
 from vidette.service.limits import ServiceLimits
+from vidette.service.responses import ON_GONE
 from vidette.service.sockets import BACKLOG, HEAD_BYTES, forget_unsent
 
 UNSENT_BYTES: Final = 4 * 1024
@@ -177,6 +178,8 @@ class _Protocol(HttpToolsProtocol):
     """Cuts the client off if it takes nothing of what waits for it."""
     _running: RequestResponseCycle | None = None
     """The request that is being answered; `cycle` is the last that came."""
+    _leave: Callable[[], None] | None = None
+    """What it wants to have called when the client goes."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, which has to ask for something, if there is room for it."""
@@ -199,6 +202,9 @@ class _Protocol(HttpToolsProtocol):
         if self._running is not None:
             self._running.disconnected = not self._running.response_complete
             self._running.message_event.set()
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, and close the connection if it only ever swallows."""
@@ -241,8 +247,13 @@ class _Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.scope[ON_GONE] = self._on_gone  # type: ignore[typeddict-unknown-key]
         # Around it may be the context of the request before, or of whatever had the client read on.
         self.server_state.context.copy().run(super()._start_asgi_task, cycle, app)
+
+    def _on_gone(self, leave: Callable[[], None]) -> None:
+        self._leave = leave
+        self.flow.resume_reading()  # else its end might not be noticed; `receive()` does so, too
 
     @property
     def _answering(self) -> bool:
@@ -288,6 +299,7 @@ class _Protocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Note that an answer is complete, be it read or not."""
         super().on_response_complete()
+        self._leave = None
         self._expect_reader()
         if not self.pipeline and self.cycle.more_body:  # which nobody wants
             self._expect_head(self.server_state.limits.body_seconds)

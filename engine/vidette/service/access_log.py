@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -91,11 +91,13 @@ class AccessLog:
         self._settings = settings
         self._clock = clock
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Pass one request on, and log it when it is over."""
         if scope["type"] != "http" or not self._settings.requests:
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
+        return self._answer_logged(scope, receive, send)
+
+    async def _answer_logged(self, scope: Scope, receive: Receive, send: Send) -> None:
         seen = _Seen(receive, send, {2: SHOWN_BODY_BYTES, 3: None}.get(self._settings.level, 0))
         began = self._clock()
         try:

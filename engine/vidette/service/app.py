@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -129,17 +130,38 @@ class _Service(Starlette):
     """A Starlette in which nothing but the middleware it was given stands between endpoints and the server.
 
     Endpoints answer whatever goes wrong, and raise nothing. Starlette has two layers for what is raised, and
-    each event of a stream would go through them.
+    each event of a stream would go through them, and through the router: paths without parameters, which are
+    nearly all that is asked for, are found in a table instead.
     """
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]
+        """Answer one request."""
+        scope["app"] = self
+        if self.middleware_stack is None:
+            self.middleware_stack = self.build_middleware_stack()
+        return self.middleware_stack(scope, receive, send)
 
     def build_middleware_stack(self) -> ASGIApp:
         """Put the middleware around the router."""
+        self._plain: dict[tuple[str, str], Route] = {}
+        for route in self.routes:
+            if isinstance(route, Route) and not route.param_convertors:
+                for method in route.methods or ():
+                    self._plain.setdefault((method, route.path), route)
         app: ASGIApp = self._route
         for layer, args, options in reversed(self.user_middleware):
             app = layer(app, *args, **options)
         return app
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] == "http" and not scope.get("root_path"):
+            route = self._plain.get((scope["method"], scope["path"]))
+            if route is not None:
+                scope.update(router=self.router, route=route, endpoint=route.endpoint, path_params={})
+                return route.app(scope, receive, send)
+        return self._search(scope, receive, send)
+
+    async def _search(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self.router(scope, receive, send)
         except HTTPException as error:

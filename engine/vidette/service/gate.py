@@ -25,7 +25,8 @@ class Gate:
     def __init__(self) -> None:
         self._until: float | None = None
         self._inside: set[anyio.CancelScope] = set()
-        self._left = anyio.Event()
+        self._left: anyio.Event | None = None
+        """Set when one leaves, for whoever waits for that."""
         self._closed = anyio.Event()
 
     def __len__(self) -> int:
@@ -49,8 +50,8 @@ class Gate:
                 yield scope
         finally:
             self._inside.discard(scope)
-            self._left.set()
-            self._left = anyio.Event()
+            if self._left is not None:
+                self._left.set()
 
     @property
     def retry_after(self) -> float | None:
@@ -93,5 +94,7 @@ class Gate:
     async def wait_empty(self) -> None:
         """Wait until nobody is inside."""
         while self._inside:
+            if self._left is None or self._left.is_set():
+                self._left = anyio.Event()
             await self._left.wait()
         await anyio.lowlevel.checkpoint()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Protocol
 
 from vidette import Delta, Engine, GenerateReqInput, RequestError, SamplingParams, Stream
@@ -13,7 +13,10 @@ from vidette.service.responses import Exchange
 
 
 class Shape(Protocol):
-    """What an API makes of the answers to a request, one or several: JSON values of its own."""
+    """What an API makes of the answers to a request, one or several: JSON values of its own.
+
+    An event may also be bytes, framed already: what a stream says again and again need not be encoded anew.
+    """
 
     def whole(self, streams: Sequence[Stream]) -> object:
         """Return what is answered, of requests that were read to their ends."""
@@ -33,24 +36,26 @@ class Shape(Protocol):
         ...
 
 
-async def answer_generation(
+def answer_generation(
     exchange: Exchange, engine: Engine, request: GenerateReqInput, shape: Shape
-) -> None:
+) -> Awaitable[None]:
     """Answer with the output of one request, in pieces if it asks for a stream.
 
     Raises:
         vidette.Error: the request was refused or failed.
         ClientGone: there is nobody left to answer.
     """
-    if request.stream:
-        await _answer_in_pieces(exchange, engine, request, shape)
-    else:
-        async with engine.generate(request) as stream:
-            note_rid(stream.rid)
-            with exchange.place.billing([stream]):
-                await stream.read()
-        # Behind the block: a client that reads slowly holds nothing of the engine.
-        await exchange.send_json(shape.whole([stream]))
+    answer = _answer_in_pieces if request.stream else _answer_whole
+    return answer(exchange, engine, request, shape)
+
+
+async def _answer_whole(exchange: Exchange, engine: Engine, request: GenerateReqInput, shape: Shape) -> None:
+    async with engine.generate(request) as stream:
+        note_rid(stream.rid)
+        with exchange.place.billing([stream]):
+            await stream.read()
+    # Behind the block: a client that reads slowly holds nothing of the engine.
+    await exchange.send_json(shape.whole([stream]))
 
 
 async def _answer_in_pieces(
@@ -62,16 +67,12 @@ async def _answer_in_pieces(
             # The first delta is awaited before the status is sent: what fails until then has one of its own.
             delta = await anext(stream)
             await exchange.start_events()
-            await exchange.send_events(_events(shape, stream, delta))
             # While a client is slow, what comes for it is merged into the next delta.
-            async for delta in stream:
-                await exchange.send_events(_events(shape, stream, delta))
-    await exchange.end_events()
-
-
-def _events(shape: Shape, stream: Stream, delta: Delta) -> Iterable[object]:
-    events = shape.pieces(stream, delta, 0)
-    return events if delta.finish_reason is None else (*events, *shape.ending([stream]))
+            while delta.finish_reason is None:
+                await exchange.send_events(shape.pieces(stream, delta, 0))
+                delta = await anext(stream)
+    # Behind the block, as above; in one piece with what says that it is all.
+    await exchange.end_events((*shape.pieces(stream, delta, 0), *shape.ending([stream])))
 
 
 async def answer_group(exchange: Exchange, engine: Engine, request: GenerateReqInput, shape: Shape) -> None:

@@ -7,6 +7,7 @@ site, and no rule about origins keeps them apart; what gives it away is the name
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
@@ -32,7 +33,7 @@ class LocalHosts:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one request, or pass it on; whatever is no HTTP is closed."""
         if scope["type"] == "http":
             host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
@@ -42,12 +43,10 @@ class LocalHosts:
                     "--allow-remote lifts that",
                     code="wrong_host",
                 )
-                await refuse(error, scope, receive, send)
-                return
+                return refuse(error, scope, receive, send)
         elif scope["type"] != "lifespan":
-            await WebSocketClose()(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+            return WebSocketClose()(scope, receive, send)
+        return self._app(scope, receive, send)
 
 
 def is_loopback(host: str) -> bool:

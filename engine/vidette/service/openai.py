@@ -14,7 +14,7 @@ from typing import Final, Literal
 from uuid import uuid4
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from vidette import Completion, Delta, Engine, Stream, TokenLogprob
 from vidette.errors import DuplicateRequest, UsageError
@@ -29,7 +29,7 @@ from vidette.service.completions import (
 from vidette.service.errors import ModelNotFound, shown
 from vidette.service.generation import answer_generation, answer_group
 from vidette.service.limits import ServiceLimits
-from vidette.service.responses import Exchange
+from vidette.service.responses import Exchange, plain_event
 from vidette.service.usage import Usage, UsageTold
 
 
@@ -115,7 +115,7 @@ class ChatShape:
         self._created = int(time.time())
         self._begun: set[int] = set()
         self._frames: dict[int, tuple[bytes, bytes]] = {}
-        """Of an answer that has begun, what stands before and behind the text in a chunk of text alone."""
+        """Of an answer that has begun, what stands before and behind the text in the event of text alone."""
 
     def whole(self, streams: Sequence[Stream]) -> ChatCompletion:
         """Return the answer of requests that were read to their ends."""
@@ -133,11 +133,11 @@ class ChatShape:
             matched_stop=done.finish_reason.matched,
         )
 
-    def pieces(self, stream: Stream, delta: Delta, index: int) -> Sequence[ChatCompletion | Raw]:
+    def pieces(self, stream: Stream, delta: Delta, index: int) -> Sequence[ChatCompletion | bytes]:
         """Return the chunks that a delta makes; a token that completes no character makes none by itself."""
         reason, frame = delta.finish_reason, self._frames.get(index)
         if frame is not None and reason is None and not delta.logprobs:  # nearly all are such
-            return (Raw(frame[0] + _encode(delta.text) + frame[1]),) if delta.text else ()
+            return (frame[0] + _encode(delta.text) + frame[1],) if delta.text else ()
         self._usage.note(index, stream)
         chunks = []
         logprobs = self._logprobs(delta.logprobs)
@@ -155,7 +155,8 @@ class ChatShape:
         return chunks
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
-        before, after = _encode(self._chunk(Choice(index, delta=ChatMessage(content="")))).split(_NO_TEXT)
+        event = plain_event(self._chunk(Choice(index, delta=ChatMessage(content=""))))
+        before, after = event.split(_NO_TEXT)
         return before + _NO_TEXT[:-2], after
 
     def ending(self, streams: Sequence[Stream]) -> Iterator[ChatCompletion]:

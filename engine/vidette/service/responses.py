@@ -1,8 +1,8 @@
 """One exchange of request and answer, and the scope that ends with its client.
 
-What makes an answer runs in a scope of its own. Beside it one task owns `receive()`: when the client goes,
-it cancels that scope, and with it whatever the answer was waiting for, be it a place in the queue, a long
-prefill or a slow reader. (A plain handler notices only when it next sends, if ever, and a generator behind
+What makes an answer runs in a scope that is cancelled when the client goes, and with it whatever the answer
+was waiting for, be it a place in the queue, a long prefill or a slow reader. A server that knows `ON_GONE`
+says so itself; on any other one a task beside it owns `receive()`. (A plain handler notices only when it next sends, if ever, and a generator behind
 Starlette's `StreamingResponse` is cleaned up when the garbage collector comes by.)
 
 The status is decided before the first byte: whatever is raised until then becomes an error with its own
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
@@ -39,6 +40,9 @@ EVENTS = (
 )
 STOPPING = (HTTPStatus.SERVICE_UNAVAILABLE, 529)
 """What is answered when the server stops; Anthropic has a status of its own for it."""
+ON_GONE: Final = "vidette.on_gone"
+"""Key of an ASGI scope: called with a function, it has that called once, when the client goes before the answer
+is complete. It stands for `receive()` behind the body, and spares each request a task."""
 DONE = b"data: [DONE]\n\n"
 """The last event of an answer that is complete, and of no other."""
 
@@ -80,6 +84,7 @@ class Exchange:
         body: of the request.
         error_event: returns what an error is in the midst of a stream; an API may have an event for it.
         place: what it has of the share of its key; only of a route whose requests are counted.
+        client_gone: whether the client went before the answer was complete.
 
     Args:
         scope: of the request.
@@ -95,6 +100,7 @@ class Exchange:
         self.query: bytes = scope.get("query_string", b"")
         self.body = b""
         self.error_event = dialect.error
+        self.client_gone = False
         self._dialect = dialect
         self._send_message = send
         self._gate = gate
@@ -125,8 +131,8 @@ class Exchange:
         self._in_events = True
 
     async def send_events(self, values: Iterable[object]) -> None:
-        """Send events, all in one piece; waits while the client is slow."""
-        body = b"".join(map(self._dialect.frame, values))
+        """Send events, all in one piece; waits while the client is slow. One of bytes is framed already."""
+        body = self._frame(values)
         if not body:
             return
         try:
@@ -134,10 +140,15 @@ class Exchange:
         except OSError as error:
             raise ClientGone from error
 
-    async def end_events(self, *, whole: bool = True) -> None:
-        """Say that no more comes, and whether the answer is complete."""
-        await self._send({"type": "http.response.body", "body": self._dialect.done if whole else b""})
+    async def end_events(self, values: Iterable[object] = (), *, whole: bool = True) -> None:
+        """Send the last events, and with them that no more comes, and whether the answer is complete."""
+        body = self._frame(values) + (self._dialect.done if whole else b"")
+        await self._send({"type": "http.response.body", "body": body})
         self._in_events = False
+
+    def _frame(self, values: Iterable[object]) -> bytes:
+        frame = self._dialect.frame
+        return b"".join([value if type(value) is bytes else frame(value) for value in values])
 
     async def fail(self, error: Exception) -> None:
         """End with an error, in whatever way is still open.
@@ -214,8 +225,8 @@ class Endpoint:
         exchange = Exchange(scope, send, self._stopping, self.dialect)
         try:
             with self._gate.enter() as stop:
-                await self._answer_counted(exchange, scope, receive)
-            if not stop.cancelled_caught:
+                await self._answer_inside(exchange, scope, receive, stop)
+            if exchange.client_gone or not stop.cancelled_caught:
                 return
             refusal = EngineClosed("the server is stopping and cannot wait for this request")
         except EngineClosed as error:  # of the gate: nothing else gets out
@@ -223,46 +234,59 @@ class Endpoint:
         with anyio.move_on_after(self._limits.parting_seconds):
             await _part(exchange, refusal)
 
-    async def _answer_counted(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
-        """Answer while the request counts for its key."""
-        if self._shares is None:
-            await self._answer_watched(exchange, scope, receive)
-            return
-        try:
-            exchange.place = self._shares.of(scope.get(CALLER, ANYONE)).enter()
-        except Error as error:  # nothing of the body is read
-            await _part(exchange, error)
-            return
-        with exchange.place:
-            await self._answer_watched(exchange, scope, receive)
+    async def _answer_inside(
+        self, exchange: Exchange, scope: Scope, receive: Receive, stop: anyio.CancelScope
+    ) -> None:
+        """Answer, if only with an error, until the client goes; raises nothing that is not a cancellation.
 
-    async def _answer_watched(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
-        """Answer in a scope that ends with the client; raises nothing that is not a cancellation."""
+        All that is awaited around an answer is resumed with each of its events, so it is little.
+        """
+
+        def leave() -> None:
+            exchange.client_gone = True
+            stop.cancel("the client is gone")
+
         try:
-            exchange.body = await self._bodies.read(scope, receive)
+            with self._count(exchange, scope):  # before the body: of a request too many nothing is read
+                exchange.body = await self._bodies.read(scope, receive)
+                on_gone = scope.get(ON_GONE)
+                if on_gone is None:
+                    await self._answer_watched(exchange, receive, leave)
+                else:
+                    on_gone(leave)
+                    await self.answer(exchange)
         except ClientGone:
-            return
-        except Error as error:
+            pass
+        except Exception as error:  # noqa: BLE001  the edge of the server: it answers, and lives on
             await _part(exchange, error)
-            return
+
+    def _count(self, exchange: Exchange, scope: Scope) -> AbstractContextManager[object]:
+        """Return what counts the request for its key while it is answered; raise if its share is used up."""
+        if self._shares is None:
+            return nullcontext()
+        exchange.place = self._shares.of(scope.get(CALLER, ANYONE)).enter()
+        return exchange.place
+
+    async def _answer_watched(self, exchange: Exchange, receive: Receive, leave: Callable[[], None]) -> None:
+        """Answer beside a task that waits for the client to go."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope)
+            tasks.start_soon(_wait_gone, receive, leave)
             try:
                 await self.answer(exchange)
             except ClientGone:
                 pass
-            except Exception as error:  # noqa: BLE001  the edge of the server: it answers, and lives on
+            except Exception as error:  # noqa: BLE001  as above
                 await _part(exchange, error)
             tasks.cancel_scope.cancel("the request is over")
 
 
-async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+async def _wait_gone(receive: Receive, leave: Callable[[], None]) -> None:
     try:
         while (await receive())["type"] != "http.disconnect":
             pass
     except Exception:
         logger.exception("receive() of the server failed; the request it belongs to ends")
-    scope.cancel("the client is gone")
+    leave()
 
 
 async def _part(exchange: Exchange, error: Exception) -> None:

@@ -1,7 +1,7 @@
 """From thread to loop and from loop to thread, by posting: never a rendezvous, never a poll.
 
 `Mailbox` carries objects from any thread to an event loop, `Bell` wakes a thread. Both are an eventfd
-behind a deque: posting costs one append and one system call and cannot block.
+behind a deque: posting costs one append and at most one system call, and cannot block.
 """
 
 from __future__ import annotations
@@ -31,20 +31,33 @@ class Mailbox(Generic[T]):
     def __init__(self) -> None:
         self._items: deque[T] = deque()
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._told = False
+        """Whether the reader has yet to hear that there is something: then it need not be told again."""
 
     def post(self, item: T) -> None:
         """Put an object in; from any thread, without blocking."""
         self._items.append(item)
-        os.eventfd_write(self._fd, 1)
+        if not self._told:
+            self._told = True
+            os.eventfd_write(self._fd, 1)
 
     async def receive(self) -> T:
         """Wait for the next object."""
+        await self._wait()
+        return self._items.popleft()
+
+    async def receive_all(self) -> list[T]:
+        """Wait for the next object; return it with those that have come behind it."""
+        await self._wait()
+        return [self._items.popleft() for _ in range(len(self._items))]
+
+    async def _wait(self) -> None:
         if self._items:
             await anyio.lowlevel.checkpoint()
         while not self._items:
             await anyio.wait_readable(self._fd)
             os.eventfd_read(self._fd)
-        return self._items.popleft()
+            self._told = False  # before the look: what is posted from here on is told
 
     def close(self) -> None:
         """Give the descriptor back."""

@@ -7,7 +7,7 @@ most rows of most steps have none. The properties give the documented row view.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, starmap
 from typing import Any, Self
 
 from vidette_protocol.messages.base import BaseBatchReq
@@ -313,20 +313,18 @@ class BatchStrOutput(StepColumns, tag=Tag.BATCH_STR_OUTPUT, kw_only=True, frozen
 
     def rows(self) -> list[StrRow]:
         """Unpack into rows."""
-        return [
-            StrRow(*row)
-            for row in zip(
-                self.vids,
-                self.decoded_offsets,
-                self._token_ids(),
-                self.finished_reasons,
-                self.output_strs,
-                self.logprobs,
-                self.spec,
-                self.served,
-                strict=True,
-            )
-        ]
+        columns = zip(
+            self.vids,
+            self.decoded_offsets,
+            self._token_ids(),
+            self.finished_reasons,
+            self.output_strs,
+            self.logprobs,
+            self.spec,
+            self.served,
+            strict=True,
+        )
+        return list(starmap(StrRow, columns))
 
     def check_columns(self) -> str | None:
         """As in the base, for the texts as well."""
