@@ -3,7 +3,8 @@
 A file has the fault, whose it was, what went wrong there, and requests. Each of them is `json`, or a `body`
 or a whole request `raw` in pieces, of which one may be repeated; with the statuses that may answer it (0: the
 connection is closed), and texts that the answer is `without`. `KEY` in `raw` is the line with the key, and
-`DECOY` an address to which nobody may connect.
+`DECOY` an address to which nobody may connect. How long the slowest of each file took is printed at the end;
+`make hostile` shows it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import gc
 import re
 import resource
 import socket
+import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -82,6 +84,13 @@ class Fault(Struct, forbid_unknown_fields=True):
     requests: list[Hostile]
 
 
+class Took(NamedTuple):
+    """How long one request took to be answered, and which that was."""
+
+    seconds: float
+    request: str
+
+
 class Running(NamedTuple):
     """A server, and a socket that nobody may connect to."""
 
@@ -89,6 +98,8 @@ class Running(NamedTuple):
     address: tuple[str, int]
     decoy: socket.socket
     good: bytes
+    slowest: dict[str, Took]
+    """By file."""
 
 
 def text_of(piece: str | Repeated) -> bytes:
@@ -111,7 +122,10 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-async def running(engine: vidette.Engine) -> AsyncGenerator[Running]:
+async def running(
+    engine: vidette.Engine, anyio_backend: tuple[str, dict[str, Any]]
+) -> AsyncGenerator[Running]:
+    slowest: dict[str, Took] = {}
     gate = Gate()
     door = FrontDoor(keys=Keys((Secret(KEY),), Secret(ADMIN_KEY)))
     app = build_app(engine, gate=gate, door=door, limits=ServiceLimits(body_seconds=1.0))
@@ -121,7 +135,10 @@ async def running(engine: vidette.Engine) -> AsyncGenerator[Running]:
         async with serving(app, sock, gate=gate):
             good = await ask(sock.getsockname(), GOOD_REQUEST, "")
             assert good.startswith(b"HTTP/1.1 200 ")
-            yield Running(engine, sock.getsockname(), decoy, text_in(good))
+            yield Running(engine, sock.getsockname(), decoy, text_in(good), slowest)
+    print(f"\n\nThe slowest request of each file, on {anyio_backend[0]}:")
+    for name, (seconds, request) in slowest.items():
+        print(f"  {name:<20} {seconds * 1000:6.1f} ms  {request:.60}")
 
 
 GOOD_REQUEST = Hostile([200], path="/generate", json=msgspec.Raw(msgspec.json.encode(GOOD)))
@@ -167,9 +184,12 @@ async def check_unharmed(running: Running) -> None:
     assert text_in(await ask(running.address, GOOD_REQUEST, "")) == running.good
 
 
-async def ask_all(running: Running, fault: Fault) -> None:
-    for place, request in enumerate(fault.requests):
+async def ask_all(running: Running, name: str) -> None:
+    for place, request in enumerate(read(name).requests):
+        begun = time.perf_counter()
         answer = await ask(running.address, request, url_of(running.decoy))
+        took = Took(time.perf_counter() - begun, f"requests[{place}] {request.path or 'raw'}")
+        running.slowest[name] = max(running.slowest.get(name, took), took)
         assert status_in(answer) in request.status, (place, request.path, answer[:500])
         for text in request.without:
             assert text.encode() not in answer, (place, request.path)
@@ -177,7 +197,7 @@ async def ask_all(running: Running, fault: Fault) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_it_is_refused_and_the_engine_is_unharmed(running: Running, name: str) -> None:
-    await ask_all(running, read(name))
+    await ask_all(running, name)
     await check_unharmed(running)
 
 
@@ -189,11 +209,10 @@ def resident() -> int:
 
 @pytest.mark.long
 async def test_memory_is_flat_however_often_they_come(running: Running) -> None:
-    faults = [read(name) for name in NAMES]
     levels = []
     for _ in range(2 + ROUNDS):  # two for what is imported and allocated once
-        for fault in faults:
-            await ask_all(running, fault)
+        for name in NAMES:
+            await ask_all(running, name)
         levels.append(resident())
     await check_unharmed(running)
     assert levels[-1] - levels[1] < MOST_KIB, levels
