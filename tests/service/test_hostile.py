@@ -1,10 +1,11 @@
 """Requests that ended other servers, each in a file of `hostile/`: refused at once, and nothing is harmed.
 
 A file has the fault, whose it was, what went wrong there, and requests. Each of them is `json`, or a `body`
-or a whole request `raw` in pieces, of which one may be repeated; with the statuses that may answer it (0: the
-connection is closed), and texts that the answer is `without`. `KEY` in `raw` is the line with the key, and
-`DECOY` an address to which nobody may connect. How long the slowest of each file took is printed at the end;
-`make hostile` shows it.
+or a whole request `raw` in pieces, of which one may be repeated, each with its `NUMBER`; with the statuses that
+may answer it (0: the connection is closed), what the answer `says`, and texts that it is `without`. `KEY` in
+`raw` is the line with the key, and `DECOY` an address to which nobody may connect.
+
+How long the slowest request of each file took is printed at the end; `make hostile` shows it.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Hostile(Struct, forbid_unknown_fields=True):
     raw: list[str | Repeated] = []
     headers: dict[str, str] = {}
     key: str = KEY
+    says: str = ""
     without: list[str] = []
 
     def sent(self, decoy: str) -> Iterator[bytes]:
@@ -103,8 +105,11 @@ class Running(NamedTuple):
 
 
 def text_of(piece: str | Repeated) -> bytes:
-    text = piece if isinstance(piece, str) else piece.repeat * piece.times
-    return text.encode()
+    if isinstance(piece, str):
+        return piece.encode()
+    if "NUMBER" not in piece.repeat:
+        return piece.repeat.encode() * piece.times
+    return "".join(piece.repeat.replace("NUMBER", str(number)) for number in range(piece.times)).encode()
 
 
 def read(name: str) -> Fault:
@@ -127,7 +132,7 @@ async def running(
 ) -> AsyncGenerator[Running]:
     slowest: dict[str, Took] = {}
     gate = Gate()
-    door = FrontDoor(keys=Keys((Secret(KEY),), Secret(ADMIN_KEY)))
+    door = FrontDoor(keys=Keys((Secret(KEY), Secret("sk-other", "neighbour")), Secret(ADMIN_KEY)))
     app = build_app(engine, gate=gate, door=door, limits=ServiceLimits(body_seconds=1.0))
     with bind("127.0.0.1", 0) as sock, bind("127.0.0.1", 0) as decoy:
         decoy.listen()
@@ -136,7 +141,7 @@ async def running(
             good = await ask(sock.getsockname(), GOOD_REQUEST, "")
             assert good.startswith(b"HTTP/1.1 200 ")
             yield Running(engine, sock.getsockname(), decoy, text_in(good), slowest)
-    print(f"\n\nThe slowest request of each file, on {anyio_backend[0]}:")
+    print(f"\nThe slowest request of each file, on {anyio_backend[0]}:")
     for name, (seconds, request) in slowest.items():
         print(f"  {name:<20} {seconds * 1000:6.1f} ms  {request:.60}")
 
@@ -191,6 +196,7 @@ async def ask_all(running: Running, name: str) -> None:
         took = Took(time.perf_counter() - begun, f"requests[{place}] {request.path or 'raw'}")
         running.slowest[name] = max(running.slowest.get(name, took), took)
         assert status_in(answer) in request.status, (place, request.path, answer[:500])
+        assert request.says.encode() in answer, (place, request.path, answer[:500])
         for text in request.without:
             assert text.encode() not in answer, (place, request.path)
 
