@@ -141,7 +141,8 @@ async def running(
             good = await ask(sock.getsockname(), GOOD_REQUEST, "")
             assert good.startswith(b"HTTP/1.1 200 ")
             yield Running(engine, sock.getsockname(), decoy, text_in(good), slowest)
-    print(f"\nThe slowest request of each file, on {anyio_backend[0]}:")
+    server = next(param.id for param in SERVERS if param.values == (anyio_backend,))
+    print(f"\nThe slowest request of each file, on {server}:")
     for name, (seconds, request) in slowest.items():
         print(f"  {name:<20} {seconds * 1000:6.1f} ms  {request:.60}")
 
