@@ -63,8 +63,8 @@ bench: $(VENV)/.installed  ## measure the codec and the hand-over against pickle
 reference: $(VENV)/.installed  ## draw the generated parts of docs/reference anew
 	$(BIN)/python docs/make_reference.py
 
-hostile: $(VENV)/.installed-dev  ## send what ended other servers, and say how long each answer took
-	$(BIN)/python -m pytest tests/service/test_hostile.py --quiet --capture=no
+hostile: $(VENV)/.installed-dev  ## send what ended other servers, and say how long answers took and what memory
+	$(BIN)/python -m pytest tests/service/test_hostile.py -m 'long or not long' --quiet --capture=no
 
 picture: $(VENV)/.installed-dev  ## take the picture of the page in docs/images anew
 	VIDETTE_PICTURE=docs/images/page.png $(BIN)/python -m pytest tests/service/page/test_browser.py -k picture

@@ -21,8 +21,8 @@ from vidette.service.activity import ActivityFeed
 from vidette.service.bodies import BodyReader
 from vidette.service.keys import read_keys
 from vidette.service.responses import Endpoint
-from vidette.service.shares import Shares
 from vidette.service.servers import serving
+from vidette.service.shares import Shares
 from vidette.service.sockets import bind
 
 PATH = "/v1/activity"

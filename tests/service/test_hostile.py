@@ -1,11 +1,12 @@
 """Requests that ended other servers, each in a file of `hostile/`: refused at once, and nothing is harmed.
 
 A file has the fault, whose it was, what went wrong there, and requests. Each of them is `json`, or a `body`
-or a whole request `raw` in pieces, of which one may be repeated, each with its `NUMBER`; with the statuses that
-may answer it (0: the connection is closed), what the answer `says`, and texts that it is `without`. `KEY` in
-`raw` is the line with the key, and `DECOY` an address to which nobody may connect.
+or a whole request `raw` in pieces, of which one may be repeated, each with its `NUMBER`; with the statuses
+that may answer it (0: the connection is closed), what the answer `says`, and texts that it is `without`.
+`KEY` in `raw` is the line with the key, and `DECOY` an address to which nobody may connect.
 
-How long the slowest request of each file took is printed at the end; `make hostile` shows it.
+How long the slowest request of each file took is printed at the end, and how much memory there was after each
+round of all; `make hostile` shows it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import gc
 import re
 import resource
 import socket
+import sys
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
@@ -38,8 +40,11 @@ ANSWER_SECONDS = 5.0
 KEY, ADMIN_KEY = "sk-hostile", "sk-admin"
 GOOD = {"text": "hello", "sampling_params": {"sampling_seed": 7, "max_new_tokens": 8, "ignore_eos": True}}
 ROUNDS = 3
-MOST_KIB = 16 * 1024
-"""What `ROUNDS` of all requests may leave behind, of more than 100 MiB that each has."""
+MOST_KIB = 32 * 1024
+"""What `ROUNDS` of all requests may leave behind, of more than 100 MiB that each has; Python's allocator may
+keep some of what it had at once."""
+MOST_BLOCKS = 5000
+"""Likewise of blocks of memory, of some 800 requests: none may keep so much as six objects."""
 
 
 class Repeated(Struct, forbid_unknown_fields=True):
@@ -208,10 +213,11 @@ async def test_it_is_refused_and_the_engine_is_unharmed(running: Running, name: 
     await check_unharmed(running)
 
 
-def resident() -> int:
-    """Return the resident KiB of this process, which the engine is in as well."""
+def used() -> tuple[int, int]:
+    """Return the resident KiB of this process, which the engine is in as well, and its blocks in use."""
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 1024
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() // 1024, sys.getallocatedblocks()
 
 
 @pytest.mark.long
@@ -220,9 +226,11 @@ async def test_memory_is_flat_however_often_they_come(running: Running) -> None:
     for _ in range(2 + ROUNDS):  # two for what is imported and allocated once
         for name in NAMES:
             await ask_all(running, name)
-        levels.append(resident())
+        levels.append(used())
+    print("\nresident KiB and blocks in use after each round:", *levels)
     await check_unharmed(running)
-    assert levels[-1] - levels[1] < MOST_KIB, levels
+    assert levels[-1][0] - levels[1][0] < MOST_KIB
+    assert levels[-1][1] - levels[1][1] < MOST_BLOCKS
 
 
 def test_the_page_names_every_file() -> None:

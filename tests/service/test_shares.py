@@ -389,7 +389,7 @@ async def test_a_key_of_several_has_half_of_the_bodies(engine: vidette.Engine) -
             await anyio.wait_all_tasks_blocked()
             refused = await call(app, "/generate", fine.ljust(101), headers=ALICE)
             assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-            assert "1001 bytes of bodies of key 'alice' are being read; at most 1000" in refused.error["message"]
+            assert refused.error["message"].startswith("1001 bytes of bodies of key 'alice' are being read")
             for headers, length in ((ALICE, 100), (BOB, 1000)):
                 assert (await call(app, "/generate", fine.ljust(length), headers=headers)).status == 200
             tasks.start_soon(slow[1].run)

@@ -190,7 +190,7 @@ def _read_added(
         if content not in added:
             if not _ID.fullmatch(key):
                 raise ModelError(
-                    f"{config.path}: the id of {content!r} is {key!r:.40}; it must be a number of 1 to 10 digits"
+                    f"{config.path}: the id of {content!r} is {key!r:.40}; it must be 1 to 10 digits"
                 )
             special = token.boolean("special", default=False)
             added[content] = AddedName(model.vocab.get(content, int(key)), content, special=special)

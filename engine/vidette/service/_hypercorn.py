@@ -357,7 +357,7 @@ class _Parser(h11.Connection):
         super().__init__(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         self._longest = longest
 
-    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
         """Return what comes next, unless it is the beginning of such a chunk."""
         event = super().next_event()
         # Told nowhere else; readers of what is not in chunks have no such thing.

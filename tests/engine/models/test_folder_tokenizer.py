@@ -494,7 +494,7 @@ def _set(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
             (
                 _as_it_is,
                 {"added_tokens_decoder": {key: {"content": "y"}}},
-                f"the id of 'y' is '{key[:30]}.*; it must be a number of 1 to 10 digits",
+                f"the id of 'y' is '{key[:30]}.*; it must be 1 to 10 digits",
             )
             for key in ("x", "", "-1", "٢٦٠", "260 ", "2" * 5000)
         ),
