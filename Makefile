@@ -16,7 +16,7 @@ INSTALL := $(PIP) install --constraint constraints.txt --build-constraint constr
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-long test-clients lint format fuzz bench reference picture constraints clean
+.PHONY: help demo test test-long test-clients lint format fuzz bench hostile reference picture constraints clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## */  make \1	/p' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +62,9 @@ bench: $(VENV)/.installed  ## measure the codec and the hand-over against pickle
 
 reference: $(VENV)/.installed  ## draw the generated parts of docs/reference anew
 	$(BIN)/python docs/make_reference.py
+
+hostile: $(VENV)/.installed-dev  ## send what ended other servers, and say how long answers took and what memory
+	$(BIN)/python -m pytest tests/service/test_hostile.py -m 'long or not long' --quiet --capture=no
 
 picture: $(VENV)/.installed-dev  ## take the picture of the page in docs/images anew
 	VIDETTE_PICTURE=docs/images/page.png $(BIN)/python -m pytest tests/service/page/test_browser.py -k picture

@@ -22,6 +22,7 @@ from vidette.service.bodies import BodyReader
 from vidette.service.keys import read_keys
 from vidette.service.responses import Endpoint
 from vidette.service.servers import serving
+from vidette.service.shares import Shares
 from vidette.service.sockets import bind
 
 PATH = "/v1/activity"
@@ -122,7 +123,8 @@ async def test_however_many_watch_it_is_gathered_once(engine: vidette.Engine) ->
     gathering: Any = Gathering(engine)
     limits, gate = ServiceLimits(), Gate()
     feed = ActivityFeed(gathering, limits, gate)
-    endpoint = Endpoint(feed.answer, gate=gate, bodies=BodyReader(limits), limits=limits)
+    bodies = BodyReader(limits, Shares((), limits, max_requests=1, clock=anyio.current_time))
+    endpoint = Endpoint(feed.answer, gate=gate, bodies=bodies, limits=limits)
     app = Starlette(routes=[Route(PATH, endpoint)])
     async with AsyncExitStack() as blocks:
         for _ in range(3):

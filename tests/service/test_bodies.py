@@ -42,6 +42,13 @@ async def test_a_body_that_becomes_too_large_is_read_no_further(app: Starlette) 
     assert done.asked == 4
 
 
+@pytest.mark.parametrize("path", ["/health", "/v1/models"])
+async def test_the_body_of_a_get_is_not_read(app: Starlette, path: str) -> None:
+    """It takes no room of others, which matters where no key is needed, and none is waited for."""
+    done = await call(app, path, method="GET", pieces=[*[b" " * 300] * 10, Silence()])
+    assert done.status == 200
+
+
 async def test_a_body_that_does_not_come_is_not_waited_for(app: Starlette) -> None:
     done = await call(app, GENERATE, pieces=[FINE[:10], Silence()])
     assert done.status == 408

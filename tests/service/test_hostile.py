@@ -1,9 +1,12 @@
 """Requests that ended other servers, each in a file of `hostile/`: refused at once, and nothing is harmed.
 
 A file has the fault, whose it was, what went wrong there, and requests. Each of them is `json`, or a `body`
-or a whole request `raw` in pieces, of which one may be repeated; with the statuses that may answer it (0: the
-connection is closed), and texts that the answer is `without`. `KEY` in `raw` is the line with the key, and
-`DECOY` an address to which nobody may connect.
+or a whole request `raw` in pieces, of which one may be repeated, each with its `NUMBER`; with the statuses
+that may answer it (0: the connection is closed), what the answer `says`, and texts that it is `without`.
+`KEY` in `raw` is the line with the key, and `DECOY` an address to which nobody may connect.
+
+How long the slowest request of each file took is printed at the end, and how much memory there was after each
+round of all; `make hostile` shows it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import gc
 import re
 import resource
 import socket
+import sys
+import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -35,8 +40,11 @@ ANSWER_SECONDS = 5.0
 KEY, ADMIN_KEY = "sk-hostile", "sk-admin"
 GOOD = {"text": "hello", "sampling_params": {"sampling_seed": 7, "max_new_tokens": 8, "ignore_eos": True}}
 ROUNDS = 3
-MOST_KIB = 16 * 1024
-"""What `ROUNDS` of all requests may leave behind, of more than 100 MiB that each has."""
+MOST_KIB = 32 * 1024
+"""What `ROUNDS` of all requests may leave behind, of more than 100 MiB that each has; Python's allocator may
+keep some of what it had at once."""
+MOST_BLOCKS = 5000
+"""Likewise of blocks of memory, of some 800 requests: none may keep so much as six objects."""
 
 
 class Repeated(Struct, forbid_unknown_fields=True):
@@ -57,6 +65,7 @@ class Hostile(Struct, forbid_unknown_fields=True):
     raw: list[str | Repeated] = []
     headers: dict[str, str] = {}
     key: str = KEY
+    says: str = ""
     without: list[str] = []
 
     def sent(self, decoy: str) -> Iterator[bytes]:
@@ -82,6 +91,13 @@ class Fault(Struct, forbid_unknown_fields=True):
     requests: list[Hostile]
 
 
+class Took(NamedTuple):
+    """How long one request took to be answered, and which that was."""
+
+    seconds: float
+    request: str
+
+
 class Running(NamedTuple):
     """A server, and a socket that nobody may connect to."""
 
@@ -89,11 +105,16 @@ class Running(NamedTuple):
     address: tuple[str, int]
     decoy: socket.socket
     good: bytes
+    slowest: dict[str, Took]
+    """By file."""
 
 
 def text_of(piece: str | Repeated) -> bytes:
-    text = piece if isinstance(piece, str) else piece.repeat * piece.times
-    return text.encode()
+    if isinstance(piece, str):
+        return piece.encode()
+    if "NUMBER" not in piece.repeat:
+        return piece.repeat.encode() * piece.times
+    return "".join(piece.repeat.replace("NUMBER", str(number)) for number in range(piece.times)).encode()
 
 
 def read(name: str) -> Fault:
@@ -111,9 +132,12 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-async def running(engine: vidette.Engine) -> AsyncGenerator[Running]:
+async def running(
+    engine: vidette.Engine, anyio_backend: tuple[str, dict[str, Any]]
+) -> AsyncGenerator[Running]:
+    slowest: dict[str, Took] = {}
     gate = Gate()
-    door = FrontDoor(keys=Keys((Secret(KEY),), Secret(ADMIN_KEY)))
+    door = FrontDoor(keys=Keys((Secret(KEY), Secret("sk-other", "neighbour")), Secret(ADMIN_KEY)))
     app = build_app(engine, gate=gate, door=door, limits=ServiceLimits(body_seconds=1.0))
     with bind("127.0.0.1", 0) as sock, bind("127.0.0.1", 0) as decoy:
         decoy.listen()
@@ -121,7 +145,11 @@ async def running(engine: vidette.Engine) -> AsyncGenerator[Running]:
         async with serving(app, sock, gate=gate):
             good = await ask(sock.getsockname(), GOOD_REQUEST, "")
             assert good.startswith(b"HTTP/1.1 200 ")
-            yield Running(engine, sock.getsockname(), decoy, text_in(good))
+            yield Running(engine, sock.getsockname(), decoy, text_in(good), slowest)
+    server = next(param.id for param in SERVERS if param.values == (anyio_backend,))
+    print(f"\nThe slowest request of each file, on {server}:")
+    for name, (seconds, request) in slowest.items():
+        print(f"  {name:<20} {seconds * 1000:6.1f} ms  {request:.60}")
 
 
 GOOD_REQUEST = Hostile([200], path="/generate", json=msgspec.Raw(msgspec.json.encode(GOOD)))
@@ -167,36 +195,42 @@ async def check_unharmed(running: Running) -> None:
     assert text_in(await ask(running.address, GOOD_REQUEST, "")) == running.good
 
 
-async def ask_all(running: Running, fault: Fault) -> None:
-    for place, request in enumerate(fault.requests):
+async def ask_all(running: Running, name: str) -> None:
+    for place, request in enumerate(read(name).requests):
+        begun = time.perf_counter()
         answer = await ask(running.address, request, url_of(running.decoy))
+        took = Took(time.perf_counter() - begun, f"requests[{place}] {request.path or 'raw'}")
+        running.slowest[name] = max(running.slowest.get(name, took), took)
         assert status_in(answer) in request.status, (place, request.path, answer[:500])
+        assert request.says.encode() in answer, (place, request.path, answer[:500])
         for text in request.without:
             assert text.encode() not in answer, (place, request.path)
 
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_it_is_refused_and_the_engine_is_unharmed(running: Running, name: str) -> None:
-    await ask_all(running, read(name))
+    await ask_all(running, name)
     await check_unharmed(running)
 
 
-def resident() -> int:
-    """Return the resident KiB of this process, which the engine is in as well."""
+def used() -> tuple[int, int]:
+    """Return the resident KiB of this process, which the engine is in as well, and its blocks in use."""
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 1024
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() // 1024, sys.getallocatedblocks()
 
 
 @pytest.mark.long
 async def test_memory_is_flat_however_often_they_come(running: Running) -> None:
-    faults = [read(name) for name in NAMES]
     levels = []
     for _ in range(2 + ROUNDS):  # two for what is imported and allocated once
-        for fault in faults:
-            await ask_all(running, fault)
-        levels.append(resident())
+        for name in NAMES:
+            await ask_all(running, name)
+        levels.append(used())
+    print("\nresident KiB and blocks in use after each round:", *levels)
     await check_unharmed(running)
-    assert levels[-1] - levels[1] < MOST_KIB, levels
+    assert levels[-1][0] - levels[1][0] < MOST_KIB
+    assert levels[-1][1] - levels[1][1] < MOST_BLOCKS
 
 
 def test_the_page_names_every_file() -> None:

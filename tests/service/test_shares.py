@@ -341,10 +341,10 @@ async def test_what_a_key_has_had_is_told_by_its_name(engine: vidette.Engine) ->
     app = served(engine)
     for headers in (ALICE, ALICE, BOB):
         assert (await call(app, "/generate", SHORT, headers=headers)).status == 200
-    (alice, bob) = (await call(app, "/server_info", method="GET", headers=BOB)).json()["keys"]
+    (alice, bob) = (await call(app, "/server_info", method="GET", headers=ROOT)).json()["keys"]
     assert alice == {"name": "alice", "live": 0, "requests": 2, "refused": 0, "tokens": 2 * bob["tokens"]}
     assert bob["tokens"] >= 3
-    text = (await call(app, "/metrics", method="GET", headers=BOB)).body.decode()
+    text = (await call(app, "/metrics", method="GET", headers=ROOT)).body.decode()
     lines = [line for line in text.splitlines() if "vidette_key_requests_total" in line]
     assert lines[1:] == [
         "# TYPE vidette_key_requests_total counter",
@@ -353,6 +353,57 @@ async def test_what_a_key_has_had_is_told_by_its_name(engine: vidette.Engine) ->
     ]
     for key in ("sk-alice", "sk-bob", "sk-root"):
         assert key not in text
+
+
+@pytest.mark.parametrize("admin", [Secret("sk-root"), None], ids=["an admin key", "no admin key"])
+@pytest.mark.parametrize("path", ["/server_info", "/get_server_info", "/metrics"])
+async def test_a_client_is_told_of_its_own_key_alone(
+    engine: vidette.Engine, path: str, admin: Secret | None
+) -> None:
+    """Where there is no admin key, nobody is who runs the server of several clients."""
+    app = build_app(engine, door=FrontDoor(keys=Keys(DOOR.keys.api, admin)))
+    for headers, other in ((ALICE, b"bob"), (BOB, b"alice")):
+        answer = await call(app, path, method="GET", headers=headers)
+        assert answer.status == 200
+        assert headers[0][1].removeprefix(b"sk-") in answer.body
+        assert other not in answer.body
+
+
+@pytest.mark.parametrize(
+    "keys", [Keys(), Keys((Secret("sk-root", "alice"),)), Keys((), Secret("sk-root"))], ids=repr
+)
+async def test_whoever_runs_the_server_is_told_of_all(engine: vidette.Engine, keys: Keys) -> None:
+    app = build_app(engine, door=FrontDoor(keys=keys))
+    told = (await call(app, "/server_info", method="GET", headers=ROOT)).json()["keys"]
+    assert [use["name"] for use in told] == ["alice" if keys.api else ANYONE]
+
+
+async def test_a_key_of_several_has_half_of_the_bodies(engine: vidette.Engine) -> None:
+    """Whatever it uses them for; whoever runs the server is let in when there is no room at all."""
+    app = served(engine, body_bytes=1000, all_bodies_bytes=2000)
+    slow = [Call(app, "/tokenize", pieces=[b" " * 900, Silence()], headers=key) for key in (ALICE, BOB)]
+    fine = b'{"text": "x", "sampling_params": {"max_new_tokens": 2}}'
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(slow[0].run)
+            await anyio.wait_all_tasks_blocked()
+            refused = await call(app, "/generate", fine.ljust(101), headers=ALICE)
+            assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+            assert refused.error["message"].startswith("1001 bytes of bodies of key 'alice' are being read")
+            for headers, length in ((ALICE, 100), (BOB, 1000)):
+                assert (await call(app, "/generate", fine.ljust(length), headers=headers)).status == 200
+            tasks.start_soon(slow[1].run)
+            await anyio.wait_all_tasks_blocked()
+            assert (await call(app, "/generate", fine.ljust(1000), headers=ROOT)).status == 200
+            assert (await uses_of(app))["alice"] == (1, 2, 1)
+            for request in slow:
+                request.leave()
+    assert (await call(app, "/generate", fine.ljust(1000), headers=ALICE)).status == 200
+
+
+async def test_a_longest_body_fits_into_half(engine: vidette.Engine) -> None:
+    app = served(engine, body_bytes=1000, all_bodies_bytes=1000)
+    assert (await call(app, "/generate", b'{"text": "x"}'.ljust(1000), headers=ALICE)).status == 200
 
 
 async def test_without_keys_all_have_one_share(engine: vidette.Engine) -> None:
@@ -368,7 +419,8 @@ async def test_without_keys_all_have_one_share(engine: vidette.Engine) -> None:
 async def test_each_key_is_told_apart(engine: vidette.Engine, order: tuple[int, ...]) -> None:
     keys = [Secret(f"sk-{place}", f"n{place}") for place in order]
     app = build_app(engine, door=FrontDoor(keys=Keys(tuple(keys))))
-    headers = [(b"authorization", b"Bearer sk-1")]
-    assert (await call(app, "/generate", SHORT, headers=headers)).status == 200
-    told = (await call(app, "/server_info", method="GET", headers=headers)).json()["keys"]
-    assert {use["name"]: use["requests"] for use in told} == {"n0": 0, "n1": 1}
+    first, second = ([(b"authorization", b"Bearer sk-%d" % place)] for place in (0, 1))
+    assert (await call(app, "/generate", SHORT, headers=second)).status == 200
+    for headers, name, count in ((first, "n0", 0), (second, "n1", 1)):
+        told = (await call(app, "/server_info", method="GET", headers=headers)).json()["keys"]
+        assert [(use["name"], use["requests"]) for use in told] == [(name, count)]

@@ -8,6 +8,7 @@ the detokenizer process need none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -25,6 +26,8 @@ _NAMES_FILE: Final = "special_tokens_map.json"
 _TEMPLATE_FILE: Final = "chat_template.jinja"
 _NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _MORE_NAMES: Final = ("additional_special_tokens", "extra_special_tokens")
+_ID: Final = re.compile("[0-9]{1,10}")
+"""A token id as a text."""
 
 
 class AddedName(msgspec.Struct, frozen=True):
@@ -185,10 +188,12 @@ def _read_added(
         token = more.child(key)
         content = token.string("content")
         if content not in added:
-            if not key.isdecimal():
-                raise ModelError(f"{config.path}: the id of {content!r} is {key!r}")
+            if not _ID.fullmatch(key):
+                raise ModelError(
+                    f"{config.path}: the id of {content!r} is {key!r:.40}; it must be 1 to 10 digits"
+                )
             special = token.boolean("special", default=False)
-            added[content] = AddedName(model.vocab.get(content, int(key[:9])), content, special=special)
+            added[content] = AddedName(model.vocab.get(content, int(key)), content, special=special)
     for content in named:
         if content in added:
             added[content] = msgspec.structs.replace(added[content], special=True)

@@ -215,6 +215,7 @@ class _Connection:
         )
         turn: Any = _Turn(self._read_ahead)
         protocol.can_read = turn
+        protocol.connection = _Parser(self._limits.all_bodies_bytes)
         async with anyio.create_task_group() as helpers:
             helpers.start_soon(self._write)
             async with anyio.create_task_group() as answers.tasks:
@@ -343,6 +344,28 @@ class _Turn:
         self._waiting.cancel("it is the turn of the next request")
 
 
+class _Parser(h11.Connection):
+    """HTTP/1.1 of h11's, which does not wait for a chunk that is longer than all bodies together may be.
+
+    What is less absurd goes to the app, which says how long a body may be.
+
+    Args:
+        longest: bytes of a chunk.
+    """
+
+    def __init__(self, longest: int) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
+        self._longest = longest
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
+        """Return what comes next, unless it is the beginning of such a chunk."""
+        event = super().next_event()
+        # Told nowhere else; readers of what is not in chunks have no such thing.
+        if getattr(self._reader, "_bytes_in_chunk", 0) > self._longest:
+            raise h11.RemoteProtocolError("a chunk is too long", error_status_hint=413)
+        return event
+
+
 class _Http(H11Protocol):
     """HTTP/1.1, and nothing that a client would like to speak instead."""
 
@@ -441,6 +464,5 @@ def _config() -> Config:
     config.accesslog = None  # it would tell who asked what
     config.errorlog = None
     config.include_server_header = False
-    config.h11_max_incomplete_size = HEAD_BYTES
     config.keep_alive_max_requests = sys.maxsize
     return config

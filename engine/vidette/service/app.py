@@ -60,7 +60,6 @@ def build_app(
         tracer: makes a span for each request, as a rule that of the engine; None: nothing does.
     """
     inside = gate if gate is not None else Gate()
-    bodies = BodyReader(limits)
     openai = OpenAI(engine, limits)
     tokens = Tokens(engine, limits, openai)
     background = Background()
@@ -74,6 +73,7 @@ def build_app(
         max_requests=engine.config.max_requests,
         clock=anyio.current_time,
     )
+    bodies = BodyReader(limits, shares)
     info = Info(engine, limits, door.keys, shares)
     control = Control(engine, limits, door.logs)
     health = HealthChecks(engine, limits)

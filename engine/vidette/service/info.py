@@ -20,10 +20,10 @@ import vidette
 from vidette import Engine, EngineConfig, Statistics
 from vidette.errors import UsageError
 from vidette.service.errors import NotYet, shown
-from vidette.service.keys import SHOWN, Keys
+from vidette.service.keys import ADMIN, SHOWN, Keys
 from vidette.service.limits import ServiceLimits
 from vidette.service.responses import Answer, Exchange
-from vidette.service.shares import Shares, Use
+from vidette.service.shares import ANYONE, CALLER, Shares, Use
 
 SECTIONS: Final = ("core", "memory", "queues", "speculative", "lora", "disaggregation", "all")
 """What `/v1/loads?include=` may name."""
@@ -99,7 +99,8 @@ class ServerInfo(Struct, frozen=True):
         limits: bounds of the service.
         api_key: whether clients need a key, as "***" or null.
         admin_api_key: whether there is an admin key, likewise.
-        keys: what each key has had; without any, all that came.
+        keys: what each key has had, if whoever runs the server asks, else that of the client; without any,
+            all that came.
         started: seconds since the epoch.
         internal_states: of each scheduler, in SGLang's words.
     """
@@ -124,7 +125,7 @@ class Info:
         engine: what is told of.
         limits: bounds of the service.
         keys: of the service; whether there are any is told.
-        shares: of the keys; how much of them is used is told.
+        shares: of the keys; how much of them is used is told to whoever may know.
     """
 
     def __init__(self, engine: Engine, limits: ServiceLimits, keys: Keys, shares: Shares) -> None:
@@ -159,7 +160,7 @@ class Info:
             limits=self._limits,
             api_key=SHOWN if self._keys.api else None,
             admin_api_key=None if self._keys.admin is None else SHOWN,
-            keys=self._shares.uses(),
+            keys=self._uses_for(exchange),
             started=self._started,
             internal_states=(
                 {
@@ -221,7 +222,14 @@ class Info:
             text = self._engine.metrics()
         except UsageError as error:
             raise NotYet(str(error), code="not_installed") from error
-        await exchange.send_bytes((text + metrics_of(self._shares.uses())).encode(), PROMETHEUS)
+        text += metrics_of(self._uses_for(exchange))
+        await exchange.send_bytes(text.encode(), PROMETHEUS)
+
+    def _uses_for(self, exchange: Exchange) -> tuple[Use, ...]:
+        """Return what a client is told of keys: of its own, and of all if it is who runs the server."""
+        if exchange.scope.get(ADMIN, True):
+            return self._shares.uses()
+        return (self._shares.of(exchange.scope.get(CALLER, ANYONE)).use(),)
 
     def _load(self, sections: list[str]) -> dict[str, Any]:
         statistics = self._engine.statistics()

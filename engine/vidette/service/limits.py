@@ -11,7 +11,8 @@ class ServiceLimits(Struct, frozen=True, kw_only=True):
     Args:
         body_bytes: longest body; a longer one is refused with 413 while it is read.
         body_seconds: longest time a body may take to arrive; then 408.
-        all_bodies_bytes: most bytes of bodies that are being read at once; more are refused with 429.
+        all_bodies_bytes: most bytes of bodies that are being read at once; more are refused with 429. Of
+            several keys none may have more than half of it; the admin key has no bound.
         messages: most messages of a conversation.
         parts: most parts of all its messages together.
         responses: most responses that are kept for `/v1/responses`; the oldest is forgotten for a new one.

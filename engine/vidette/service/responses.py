@@ -79,6 +79,7 @@ class Exchange:
     """A request, and its answer being sent.
 
     Attributes:
+        scope: of the request, as ASGI has it.
         path_params: what the route found in the path.
         query: the query string.
         body: of the request.
@@ -96,6 +97,7 @@ class Exchange:
     place: Place
 
     def __init__(self, scope: Scope, send: Send, gate: Gate, dialect: Dialect = OPENAI) -> None:
+        self.scope = scope
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self.query: bytes = scope.get("query_string", b"")
         self.body = b""

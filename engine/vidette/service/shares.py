@@ -102,6 +102,7 @@ class Share:
         requests: most answers at once; None: any number.
         requests_per_minute: most answers; None: any number.
         tokens_per_minute: most tokens of prompts and answers; None: any number.
+        bodies_bytes: most bytes of bodies that are being read at once; None: any number.
     """
 
     def __init__(
@@ -112,13 +113,15 @@ class Share:
         requests: int | None = None,
         requests_per_minute: int | None = None,
         tokens_per_minute: int | None = None,
+        bodies_bytes: int | None = None,
     ) -> None:
         self._name = name
         self._clock = clock
         self._most = requests
         self._requests = None if requests_per_minute is None else Rate(requests_per_minute)
         self._tokens = None if tokens_per_minute is None else Rate(tokens_per_minute)
-        self._live = self._over = self._refused = self._spent = 0
+        self._most_read = bodies_bytes
+        self._live = self._over = self._refused = self._spent = self._reading = 0
 
     def enter(self) -> Place:
         """Return the place of one request more, as one answer.
@@ -176,6 +179,24 @@ class Share:
         if self._tokens is not None:
             self._tokens.take(tokens, self._clock())
 
+    def read(self, count: int) -> None:
+        """Count so many bytes more of bodies that are being read.
+
+        Raises:
+            Overloaded: they have become too many, for now; these count as well, until `forget`.
+        """
+        self._reading += count
+        if self._most_read is not None and self._reading > self._most_read:
+            self._refused += 1
+            raise Overloaded(
+                f"{self._reading} bytes of bodies of key {self._name!r} are being read; "
+                f"at most {self._most_read} may"
+            )
+
+    def forget(self, count: int) -> None:
+        """Count so many of them no more."""
+        self._reading -= count
+
 
 class Place:
     """What one request has of a share: a context manager, behind which it has been given back.
@@ -232,16 +253,17 @@ class Shares:
         names: of the keys; without any, whoever comes has one share together.
         limits: what each may have.
         max_requests: requests that the engine lets live, of which by default no key of several has more than
-            half.
+            half, as of the bytes of bodies.
         clock: of the engine.
     """
 
     def __init__(
         self, names: Sequence[str], limits: ServiceLimits, *, max_requests: int, clock: Clock
     ) -> None:
-        most = limits.key_requests
-        if most is None and len(names) > 1:
-            most = max(1, max_requests // 2)
+        most, most_read = limits.key_requests, None
+        if len(names) > 1:
+            most = max(1, max_requests // 2) if most is None else most
+            most_read = max(limits.body_bytes, limits.all_bodies_bytes // 2)
         self._free = Share("", clock)
         self._shares = {
             name: Share(
@@ -250,6 +272,7 @@ class Shares:
                 requests=most,
                 requests_per_minute=limits.key_requests_per_minute,
                 tokens_per_minute=limits.key_tokens_per_minute,
+                bodies_bytes=most_read,
             )
             for name in names or (ANYONE,)
         }

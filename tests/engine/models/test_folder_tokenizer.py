@@ -372,7 +372,7 @@ def test_special_tokens_of_the_configs_are_special(tmp_path: Path) -> None:
         "added_tokens_decoder": {
             "256": {"content": "<unk>", "special": True},
             "260": {"content": "<tool>", "special": False},
-            "261": {"content": "<end>", "special": True},
+            "0000000261": {"content": "<end>", "special": True},
         },
     }
     names = json.dumps({"bos_token": "</s>"})  # older, and not heeded
@@ -490,7 +490,19 @@ def _set(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
             "'<s>', which begins a text, is not in the vocabulary",
         ),
         (_as_it_is, {"bos_token": 3}, "bos_token is 3, not a token"),
-        (_as_it_is, {"added_tokens_decoder": {"x": {"content": "y"}}}, "the id of 'y' is 'x'"),
+        *(
+            (
+                _as_it_is,
+                {"added_tokens_decoder": {key: {"content": "y"}}},
+                f"the id of 'y' is '{key[:30]}.*; it must be 1 to 10 digits",
+            )
+            for key in ("x", "", "-1", "٢٦٠", "260 ", "2" * 5000)
+        ),
+        (
+            _as_it_is,
+            {"added_tokens_decoder": {"2600000000": {"content": "<y>"}}},
+            "cannot have ids up to 2600000000",
+        ),
         (
             _as_it_is,
             {"added_tokens_decoder": {"300": {"content": "<y>"}}},
