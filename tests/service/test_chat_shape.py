@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from vidette import Delta, Stream
 from vidette.service.openai import ChatCompletion, ChatMessage, ChatShape, Choice
+from vidette.service.responses import plain_event
 from vidette.service.usage import UsageTold
 from vidette_protocol.ids import Vid
 
@@ -16,7 +17,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 @given(name=st.text(max_size=20), model=st.text(max_size=20), texts=st.lists(TEXTS, max_size=6))
 def test_a_chunk_of_text_is_the_chunk_as_msgspec_encodes_it(name: str, model: str, texts: list[str]) -> None:
-    """Each text that is not empty makes one chunk, and it is that of the structs, byte for byte.
+    """Each text that is not empty makes one event, and it is that of the structs, byte for byte.
 
     Whatever the names hold, such as what the quick way looks for.
     """
@@ -28,12 +29,13 @@ def test_a_chunk_of_text_is_the_chunk_as_msgspec_encodes_it(name: str, model: st
     for text in texts:
         for index in (0, 1):
             chunks = shape.pieces(stream, Delta(text, (1,), None), index)
-            encoded = [msgspec.json.encode(chunk) for chunk in chunks]
+            events = [chunk if isinstance(chunk, bytes) else plain_event(chunk) for chunk in chunks]
             if not text:
-                assert encoded == []
+                assert events == []
                 continue
             message = ChatMessage(role="assistant" if first else None, content=text)
-            (told,) = (msgspec.json.decode(chunk, type=ChatCompletion) for chunk in encoded)
+            (event,) = events
+            told = msgspec.json.decode(event.removeprefix(b"data: "), type=ChatCompletion)
             assert told.choices == (Choice(index, delta=message),)
-            assert encoded == [msgspec.json.encode(told)]
+            assert event == plain_event(told)
         first = first and not text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 import threading
@@ -104,6 +105,32 @@ async def test_a_reader_that_waits_is_woken_each_time(mailbox: Mailbox[tuple[int
             for number in range(200):
                 assert await mailbox.receive() == (1, number)
                 taken.release()
+
+
+async def test_all_that_has_come_is_taken_at_once_in_its_order(mailbox: Mailbox[tuple[int, int]]) -> None:
+    def post() -> None:
+        for number in range(2000):
+            mailbox.post((0, number))
+
+    received: list[tuple[int, int]] = []
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(to_thread.run_sync, post)
+            while len(received) < 2000:
+                received += await mailbox.receive_all()
+        mailbox.post((1, 0))
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await mailbox.receive_all()
+        assert scope.cancelled_caught
+        assert await mailbox.receive_all() == [(1, 0)]
+    assert received == [(0, number) for number in range(2000)]
+
+
+def test_a_reader_is_told_once_of_what_comes_before_it_looks(mailbox: Mailbox[tuple[int, int]]) -> None:
+    for number in range(5):
+        mailbox.post((0, number))
+    assert os.eventfd_read(mailbox._fd) == 1
 
 
 async def test_what_was_posted_before_anyone_waits_is_there(mailbox: Mailbox[tuple[int, int]]) -> None:
