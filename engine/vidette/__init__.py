@@ -38,6 +38,7 @@ What travels between these parts, and the life of a request, is `vidette_protoco
 
 from vidette._activity import Activity as Activity
 from vidette._activity import ProcessActivity as ProcessActivity
+from vidette._arguments import OperationName as OperationName
 from vidette._custom import Handlers as Handlers
 from vidette._health import Health as Health
 from vidette._statistics import Ledgers as Ledgers

@@ -108,6 +108,34 @@ async def test_a_request_is_in_the_trace_that_its_client_names(traced: Traced, s
     assert not any(SECRET in span.to_json() for span in traced.spans)
 
 
+MESSAGES = {"model": "toy", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+GENERATED = {"text": "x", "sampling_params": {"max_new_tokens": 2}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "operation"),
+    [
+        ("/v1/chat/completions", MESSAGES, "chat"),
+        ("/v1/chat/completions", {**MESSAGES, "stream": True}, "chat"),
+        ("/v1/chat/completions", {**MESSAGES, "n": 2}, "chat"),
+        ("/v1/chat/completions", {**MESSAGES, "n": 2, "stream": True}, "chat"),
+        ("/v1/messages", MESSAGES, "chat"),
+        ("/v1/responses", {"model": "toy", "input": "x", "max_output_tokens": 2}, "chat"),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 2, "background": True}, "chat"),
+        ("/v1/completions", {"model": "toy", "prompt": "x", "max_tokens": 2}, "text_completion"),
+        ("/v1/completions", {"model": "toy", "prompt": ["x", "y"], "max_tokens": 2}, "text_completion"),
+        ("/generate", GENERATED, "text_completion"),
+    ],
+)
+async def test_what_an_api_is_for_is_told(traced: Traced, path: str, body: object, operation: str) -> None:
+    async with traced.app.router.lifespan_context(traced.app):
+        assert (await call(traced.app, path, body)).status == 200
+        await traced.engine.wait_quiet()
+        while not any(span.name.endswith(" toy") for span in traced.spans):
+            await anyio.lowlevel.checkpoint()
+    assert attributes(traced.named(f"{operation} toy"))["gen_ai.operation.name"] == operation
+
+
 async def test_one_that_names_no_trace_begins_one(traced: Traced) -> None:
     answer = await call(traced.app, "/generate", SHORT)
     served = traced.named("POST /generate")
@@ -156,7 +184,7 @@ async def test_no_id_of_a_response_is_in_a_span(traced: Traced) -> None:
         begun = await call(traced.app, "/v1/responses", {**body, "background": True})
         await call(traced.app, f"/v1/responses/{begun.json()['id']}/cancel")
         await traced.engine.wait_quiet()
-        while sum(span.name.startswith("text") for span in traced.spans) != 2:
+        while sum(span.name == "chat toy" for span in traced.spans) != 2:
             await anyio.lowlevel.checkpoint()
     assert made.status == begun.status == 200
     for span in traced.spans:
@@ -165,7 +193,7 @@ async def test_no_id_of_a_response_is_in_a_span(traced: Traced) -> None:
     cancelled = traced.named("POST /v1/responses/{id}/cancel")
     assert attributes(cancelled)["http.route"] == "/v1/responses/{id}/cancel"
     roots = {id_of(span) for span in traced.spans if span.name == "POST /v1/responses"}
-    assert {parent(span) for span in traced.spans if span.name.startswith("text")} == roots
+    assert {parent(span) for span in traced.spans if span.name == "chat toy"} == roots
 
 
 # --- one connection ------------------------------------------------------------------------------------

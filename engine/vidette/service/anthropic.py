@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from msgspec import Struct
 
-from vidette import Delta, Engine, FinishReason, Stream
+from vidette import Delta, Engine, FinishReason, OperationName, Stream
 from vidette.errors import UsageError
 from vidette.service.anthropic_body import (
     CountRequest,
@@ -111,6 +111,8 @@ class AnthropicShape:
     Args:
         model: the name the model is served under.
     """
+
+    operation: Final[OperationName] = "chat"
 
     def __init__(self, model: str) -> None:
         self._model = model

@@ -16,7 +16,15 @@ from typing import Any, Final
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from vidette import Delta, Engine, FinishReason, GenerateReqInput, Stream, TokenLogprob
+from vidette import (
+    Delta,
+    Engine,
+    FinishReason,
+    GenerateReqInput,
+    OperationName,
+    Stream,
+    TokenLogprob,
+)
 from vidette.errors import UsageError, unsupported_field
 from vidette.service.asked import (
     CONSTRAINTS_LATER,
@@ -207,6 +215,8 @@ class CompletionShape:
         request: what was asked for.
         echoes: the prompts, if they are wanted.
     """
+
+    operation: Final[OperationName] = "text_completion"
 
     def __init__(
         self,

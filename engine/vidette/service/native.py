@@ -20,6 +20,7 @@ from vidette import (
     Engine,
     FinishReason,
     GenerateReqInput,
+    OperationName,
     SamplingParams,
     Stream,
     TokenLogprob,
@@ -133,6 +134,8 @@ class NativeShape:
         several: whether the answer is a list.
         new_logprobs: makes what writes the log probabilities of one answer.
     """
+
+    operation: Final[OperationName] = "text_completion"
 
     def __init__(
         self, *, several: bool = False, new_logprobs: Callable[[], LogprobsInJSON] = LogprobsInJSON

@@ -16,7 +16,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from vidette import Completion, Delta, Engine, Stream, TokenLogprob
+from vidette import Completion, Delta, Engine, OperationName, Stream, TokenLogprob
 from vidette.errors import DuplicateRequest, UsageError
 from vidette.service.chat import in_words_of_chat, read_chat, to_generate
 from vidette.service.completions import (
@@ -106,6 +106,8 @@ class ChatShape:
         usage: tells what it took.
         bytes_of: returns the bytes of a token.
     """
+
+    operation: Final[OperationName] = "chat"
 
     def __init__(self, name: str, model: str, *, usage: UsageTold, bytes_of: Callable[[int], bytes]) -> None:
         self._id = name
