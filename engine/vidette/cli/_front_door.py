@@ -182,6 +182,6 @@ def logging_to_stderr(*, as_json: bool) -> Iterator[Callable[[str], None]]:
         try:
             yield partial(logger.info, "%s") if as_json else say
         except Error as error:
-            if as_json:  # the command says it as well, once this is over, in a sentence
-                logger.error("%s", error)
+            if as_json:  # the command says it as well once this is over, as text, and not where it was either
+                logger.error("%s", error)  # noqa: TRY400
             raise
