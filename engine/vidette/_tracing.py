@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 import anyio
@@ -39,6 +40,9 @@ T = TypeVar("T")
 
 SPOKEN: Final = (EngineBroken, EngineClosed, Overloaded, RequestAborted)
 """Errors whose sentences have nothing of what a request says."""
+MOST_TOLD: Final = 32
+"""Answers to one request whose stages and events are told, the first of them; of the others only what all
+have together. A span takes some 30 µs, in which the loop does nothing else, and queues of spans are short."""
 CANCELLED: Final = "cancelled"
 """The `error.type` of a request whose caller was cancelled: it went away, or its time was over."""
 
@@ -127,11 +131,13 @@ class _Answer:
         trace: of its request.
         stream: of it.
         which: tells it from the other answers to the request, if there are any.
+        told: whether its stages and events are.
     """
 
     __slots__ = (
         "_moved",
         "_stream",
+        "_told",
         "_trace",
         "ended",
         "first",
@@ -142,9 +148,10 @@ class _Answer:
         "which",
     )
 
-    def __init__(self, trace: _Trace, stream: Stream, which: Mapping[str, int]) -> None:
+    def __init__(self, trace: _Trace, stream: Stream, which: Mapping[str, int], *, told: bool) -> None:
         self._trace = trace
         self._stream = stream
+        self._told = told
         self.which = which
         self.first = self.made_at = self.ended = self._moved = 0.0
         """When its first text was here, when its first token was made, when it ended, when the last process
@@ -158,7 +165,7 @@ class _Answer:
         del prompt_tokens
         self.tokens += tokens
         if not self.first:
-            self.first = self._trace.note("first token", self.which)
+            self.first = self._note("first token")
         if not self.made_at:
             self.made_at = self._stream.served.made_at
 
@@ -174,8 +181,13 @@ class _Answer:
     def move(self) -> None:
         """Note that a process has died over it, and how far it was: the stages are those of the last."""
         so_far = {"vidette.resumed": self.resumed, "gen_ai.usage.output_tokens": self.tokens}
-        self._moved = self._trace.note("resumed", {**self.which, **so_far})
+        self._moved = self._note("resumed", so_far)
         self.made_at = 0.0
+
+    def _note(self, event: str, said: Mapping[str, int] = MappingProxyType({})) -> float:
+        if not self._told:
+            return self._trace.now()
+        return self._trace.note(event, {**self.which, **said})
 
     @property
     def done(self) -> bool:
@@ -185,7 +197,7 @@ class _Answer:
     def stages(self) -> Iterator[Stage]:
         """Yield the stages that it went through, as far as they are known."""
         served, last = self.served, self.served.made_at
-        if served.begun_at <= self._moved:  # or what is known of it is of a process that died
+        if not self._told or served.begun_at <= self._moved:  # what is known is of a process that died
             return
         yield Stage("queue", served.begun_at - served.queue_s, served.begun_at)
         first = self.made_at or last  # without a token if only its prompt was asked for
@@ -248,7 +260,8 @@ class _Trace:
         self._span.set_attributes(_asked(request))
         self._span.set_attribute("gen_ai.response.id", streams[0].rid)
         for index, stream in enumerate(streams):
-            answer = _Answer(self, stream, {"vidette.answer.index": index} if len(streams) > 1 else {})
+            which = {"vidette.answer.index": index} if len(streams) > 1 else {}
+            answer = _Answer(self, stream, which, told=index < MOST_TOLD)
             self._answers.append(answer)
             stream.watch(answer)
 

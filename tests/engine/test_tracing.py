@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import time
 import weakref
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -22,7 +23,7 @@ from tests.engine.front.conftest import ABORTED, STOP, Front, ask
 
 import vidette
 from vidette import EngineBroken, GenerateReqInput, RequestError, SamplingParams, UsageError, sync
-from vidette._tracing import Tracing
+from vidette._tracing import MOST_TOLD, Tracing
 from vidette_protocol.messages import (
     BatchTokenizedGenerateReqInput,
     FinishReason,
@@ -226,6 +227,21 @@ async def test_a_group_has_one_span_and_stages_for_each_answer(spans: Spans) -> 
     indexes = [dict(stage.attributes or {}) for stage in spans.all if stage.name == "prefill"]
     assert indexes == [{"vidette.answer.index": 0}, {"vidette.answer.index": 1}]
     assert [dict(event.attributes or {}) for event in span.events] == indexes
+
+
+async def test_of_many_answers_the_first_are_told(spans: Spans) -> None:
+    """All of them would be thousands of spans, made without a pause."""
+    params = SamplingParams(n=MOST_TOLD + 5, max_new_tokens=5)
+    async with Front.serving() as front:
+        tracing = Tracing(front.manager, spans.tracer)
+        async with tracing.generate_group(GenerateReqInput(text="ab", sampling_params=params)) as group:
+            now = time.monotonic()
+            for stream in group.streams:
+                front.say(StrRow(stream.vid, 0, (1,), STOP, "a", served=Served(begun_at=now, made_at=now)))
+            await group.read()
+    stages = [stage for stage in spans.all if stage.name == "prefill"]
+    assert len(stages) == len(spans.request.events) == MOST_TOLD
+    assert dict(spans.request.attributes or {})["gen_ai.usage.output_tokens"] == MOST_TOLD + 5
 
 
 async def test_one_that_goes_on_elsewhere_has_the_stages_of_the_last_process(spans: Spans) -> None:

@@ -224,10 +224,14 @@ class _Tail:
 
     def take(self, *, lines: bool) -> str:
         """Take all out, or only the lines that are whole."""
-        end = self._bytes.rfind(b"\n") + 1 if lines else len(self._bytes)
+        end = self.length(lines=lines)
         text = self._bytes[:end].decode(errors="replace")
         del self._bytes[:end]
         return text
+
+    def length(self, *, lines: bool) -> int:
+        """Return how much there is to take, in bytes."""
+        return self._bytes.rfind(b"\n") + 1 if lines else len(self._bytes)
 
     def text(self) -> str:
         return self._bytes.decode(errors="replace")
@@ -258,7 +262,7 @@ class _Echo:
         with self._lock:
             self._unsaid.add(said)
             self._ended = self._ended or ended
-            if not self._speaking:
+            if not self._speaking and self._unsaid.length(lines=not self._ended):
                 self._speaking = True
                 threading.Thread(target=self._speak, name="echo", daemon=True).start()
 
