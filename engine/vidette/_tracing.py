@@ -65,7 +65,7 @@ class Tracing:
         *,
         operation: OperationName = "text_completion",
     ) -> None:
-        self._operation = operation
+        self._operation: OperationName = operation
         self._tracer = tracer
         self._manager = manager
         self._clock = clock

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 from msgspec import Struct
@@ -112,7 +112,7 @@ class AnthropicShape:
         model: the name the model is served under.
     """
 
-    operation: Final[OperationName] = "chat"
+    operation: ClassVar[OperationName] = "chat"
 
     def __init__(self, model: str) -> None:
         self._model = model

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -216,7 +216,7 @@ class CompletionShape:
         echoes: the prompts, if they are wanted.
     """
 
-    operation: Final[OperationName] = "text_completion"
+    operation: ClassVar[OperationName] = "text_completion"
 
     def __init__(
         self,

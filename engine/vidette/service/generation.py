@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from vidette import (
     Delta,
@@ -23,10 +23,8 @@ from vidette.service.responses import Exchange
 class Shape(Protocol):
     """What an API makes of the answers to a request, one or several: JSON values of its own."""
 
-    @property
-    def operation(self) -> OperationName:
-        """What its requests are to a trace."""
-        ...
+    operation: ClassVar[OperationName]
+    """What its requests are to a trace."""
 
     def whole(self, streams: Sequence[Stream]) -> object:
         """Return what is answered, of requests that were read to their ends."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 from uuid import uuid4
 
 import msgspec
@@ -107,7 +107,7 @@ class ChatShape:
         bytes_of: returns the bytes of a token.
     """
 
-    operation: Final[OperationName] = "chat"
+    operation: ClassVar[OperationName] = "chat"
 
     def __init__(self, name: str, model: str, *, usage: UsageTold, bytes_of: Callable[[int], bytes]) -> None:
         self._id = name

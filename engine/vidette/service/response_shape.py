@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -181,7 +181,7 @@ class ResponseShape:
         keep: called with the response once it has ended, before that is said.
     """
 
-    operation: Final[OperationName] = "chat"
+    operation: ClassVar[OperationName] = "chat"
 
     def __init__(self, begun: Response, message_id: str, keep: Callable[[Response], None]) -> None:
         self._begun = begun
