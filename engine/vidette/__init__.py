@@ -29,6 +29,7 @@ General layout:
 - `_supervisor`  what becomes of an engine when a process of it dies
 - `_child`       the main module of a child process
 - `child`        the same, for an engine with messages of its own
+- `_log_lines`   lines of a log as JSON, as all processes write them
 - `_collector`   the garbage collector of a process, frozen for a while on request
 - `_freeze`      until when, and how
 - `_custom`      what an engine is given of a user's own messages
@@ -38,6 +39,7 @@ What travels between these parts, and the life of a request, is `vidette_protoco
 
 from vidette._activity import Activity as Activity
 from vidette._activity import ProcessActivity as ProcessActivity
+from vidette._arguments import OperationName as OperationName
 from vidette._custom import Handlers as Handlers
 from vidette._health import Health as Health
 from vidette._statistics import Ledgers as Ledgers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from operator import index
-from typing import Final
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -13,6 +13,8 @@ from vidette.config import EngineConfig, check_config
 from vidette.errors import UsageError
 from vidette_protocol.messages import GenerateReqInput, SamplingParams
 
+OperationName = Literal["text_completion", "chat"]
+"""What a request is to a trace, by the names of the semantic conventions for generative AI."""
 PROBE_PRIORITY: Final = 16
 """Priority of a request that only tells whether tokens are made: the highest that the scheduler knows."""
 
@@ -27,6 +29,20 @@ def check_deadline(deadline_s: float | None) -> None:
         raise UsageError(
             f"deadline_s is {deadline_s}; it must be 0 seconds or more, and finite", param="deadline_s"
         )
+
+
+def check_operation(operation: OperationName) -> OperationName:
+    """Return the name of an operation.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    names = get_args(OperationName)
+    if operation not in names:
+        raise UsageError(
+            f"operation is {operation!r}; it must be one of {', '.join(names)}", param="operation"
+        )
+    return operation
 
 
 def to_config(model: str | EngineConfig | None, options: Mapping[str, object]) -> EngineConfig:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
+from vidette._arguments import OperationName
 from vidette._ring import Ring
 from vidette.config import EngineConfig
 from vidette.errors import UsageError
@@ -99,10 +101,13 @@ def check_tracer(tracer: Tracer | None) -> None:
         )
 
 
-def traced(manager: TokenizerManager, tracer: Tracer | None) -> TokenizerManager | Tracing:
-    """Return what opens requests: the front, or what makes a span for each besides."""
+def traced(
+    manager: TokenizerManager, tracer: Tracer | None
+) -> Mapping[OperationName, TokenizerManager | Tracing]:
+    """Return what opens requests of each kind: the front, or what makes a span for each besides."""
+    names: tuple[OperationName, ...] = get_args(OperationName)
     if tracer is None:
-        return manager
+        return dict.fromkeys(names, manager)
     from vidette._tracing import Tracing  # noqa: PLC0415  as above
 
-    return Tracing(manager, tracer)
+    return {name: Tracing(manager, tracer, operation=name) for name in names}

@@ -8,10 +8,12 @@ from vidette._activity import MOST_LISTED, Activity, activity_of
 from vidette._supervisor import Supervisor
 from vidette.config import EngineConfig
 from vidette.errors import UsageError
+from vidette.front.calls import GcReport
 from vidette.front.manager import TokenizerManager
 from vidette_protocol.messages import (
     ContinueGenerationReqInput,
     ControlOutput,
+    FreezeGCReq,
     PauseGenerationReqInput,
 )
 
@@ -103,3 +105,33 @@ class Operations:
         return await self._manager.calls.control(
             ContinueGenerationReqInput(id=0, torch_empty_cache=empty_cache, deadline_s=deadline_s)
         )
+
+    async def freeze_gc(self, duration_s: float | None = None) -> GcReport:
+        """Collect garbage once in all processes, and leave what lives then out of collections for a while.
+
+        This process is one of them: with the topology "inline" it is the only one. Freezes nest: it lasts
+        as long as the longest that was asked for, until `unfreeze_gc()`, or until the engine is closed. A
+        process that is started again is frozen as well. A call that is cancelled may have been carried out
+        in part.
+
+        Args:
+            duration_s: seconds until each process un-freezes by itself; None: not before it is told to.
+
+        Returns:
+            How long the collection took in each process, and how many objects are frozen there.
+
+        Raises:
+            UsageError: the time is out of range.
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        return await self._manager.calls.freeze_gc(FreezeGCReq(duration_s=duration_s))
+
+    async def unfreeze_gc(self) -> GcReport:
+        """Let all that `freeze_gc()` left out be collected again, in all processes; nothing if nothing is.
+
+        What the program has frozen itself is un-frozen as well: a process has one collector.
+
+        Raises:
+            EngineBroken, EngineClosed: the engine serves no more.
+        """
+        return await self._manager.calls.freeze_gc(FreezeGCReq(unfreeze=True))

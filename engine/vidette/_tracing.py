@@ -13,13 +13,15 @@ Needs `opentelemetry-api`: `pip install vidette[otel]`.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 import anyio
 from opentelemetry.trace import Span, StatusCode, Tracer, set_span_in_context
 
+from vidette._arguments import OperationName
 from vidette.errors import (
     EngineBroken,
     EngineClosed,
@@ -36,10 +38,11 @@ from vidette_protocol.messages import GenerateReqInput, SamplingParams, Served, 
 
 T = TypeVar("T")
 
-OPERATION: Final = "text_completion"
-"""What a request is to the semantic conventions for generative AI."""
 SPOKEN: Final = (EngineBroken, EngineClosed, Overloaded, RequestAborted)
 """Errors whose sentences have nothing of what a request says."""
+MOST_TOLD: Final = 32
+"""Answers to one request whose stages and events are told, the first of them; of the others only what all
+have together. A span takes some 30 µs, in which the loop does nothing else, and queues of spans are short."""
 CANCELLED: Final = "cancelled"
 """The `error.type` of a request whose caller was cancelled: it went away, or its time was over."""
 
@@ -51,11 +54,18 @@ class Tracing:
         manager: the front.
         tracer: makes the spans.
         clock: seconds, by the machine's monotonic clock.
+        operation: what the requests are.
     """
 
     def __init__(
-        self, manager: TokenizerManager, tracer: Tracer, clock: Callable[[], float] = time.monotonic
+        self,
+        manager: TokenizerManager,
+        tracer: Tracer,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        operation: OperationName = "text_completion",
     ) -> None:
+        self._operation: OperationName = operation
         self._tracer = tracer
         self._manager = manager
         self._clock = clock
@@ -91,17 +101,19 @@ class Tracing:
             async with enter(False) as opened:
                 yield opened
             return
-        trace = _Trace(self._tracer, self._manager.info.name, self._clock)
+        trace = _Trace(self._tracer, self._operation, self._manager.info.name, self._clock)
+        error: BaseException | None = None
         try:
             async with enter(trace.on) as opened:
                 if trace.on:
                     trace.follow(request, streams_of(opened))
                 yield opened
-        except BaseException as error:
-            trace.error = error
+        except BaseException as raised:
+            error = raised
             raise
         finally:
-            trace.end()
+            trace.end(error)
+            error = None  # it holds this frame, and all that the request held would wait for the collector
 
 
 class Stage(NamedTuple):
@@ -118,15 +130,32 @@ class _Answer:
     Args:
         trace: of its request.
         stream: of it.
+        which: tells it from the other answers to the request, if there are any.
+        told: whether its stages and events are.
     """
 
-    __slots__ = ("_stream", "_trace", "ended", "first", "how", "made_at", "served", "tokens")
+    __slots__ = (
+        "_moved",
+        "_stream",
+        "_told",
+        "_trace",
+        "ended",
+        "first",
+        "how",
+        "made_at",
+        "served",
+        "tokens",
+        "which",
+    )
 
-    def __init__(self, trace: _Trace, stream: Stream) -> None:
+    def __init__(self, trace: _Trace, stream: Stream, which: Mapping[str, int], *, told: bool) -> None:
         self._trace = trace
         self._stream = stream
-        self.first = self.made_at = self.ended = 0.0
-        """When its first text was here, when its first token was made, when it ended; 0: not yet."""
+        self._told = told
+        self.which = which
+        self.first = self.made_at = self.ended = self._moved = 0.0
+        """When its first text was here, when its first token was made, when it ended, when the last process
+        died over it; 0: not yet."""
         self.tokens = 0
         self.how: EndedBy | None = None
         self.served = Served()
@@ -136,7 +165,7 @@ class _Answer:
         del prompt_tokens
         self.tokens += tokens
         if not self.first:
-            self.first = self._trace.note("first token")
+            self.first = self._note("first token")
         if not self.made_at:
             self.made_at = self._stream.served.made_at
 
@@ -150,9 +179,15 @@ class _Answer:
             self.ended = self._trace.now()
 
     def move(self) -> None:
-        """Note that it goes on in another process: the stages are those of the last."""
-        self._trace.note("resumed")
+        """Note that a process has died over it, and how far it was: the stages are those of the last."""
+        so_far = {"vidette.resumed": self.resumed, "gen_ai.usage.output_tokens": self.tokens}
+        self._moved = self._note("resumed", so_far)
         self.made_at = 0.0
+
+    def _note(self, event: str, said: Mapping[str, int] = MappingProxyType({})) -> float:
+        if not self._told:
+            return self._trace.now()
+        return self._trace.note(event, {**self.which, **said})
 
     @property
     def done(self) -> bool:
@@ -162,7 +197,7 @@ class _Answer:
     def stages(self) -> Iterator[Stage]:
         """Yield the stages that it went through, as far as they are known."""
         served, last = self.served, self.served.made_at
-        if not served.begun_at:
+        if not self._told or served.begun_at <= self._moved:  # what is known is of a process that died
             return
         yield Stage("queue", served.begun_at - served.queue_s, served.begun_at)
         first = self.made_at or last  # without a token if only its prompt was asked for
@@ -191,23 +226,28 @@ class _Trace:
 
     Args:
         tracer: makes it, and those of its stages.
+        operation: what the request is.
         model: name of the model.
         clock: seconds, by the machine's monotonic clock.
 
     Attributes:
         on: whether it is recorded.
-        error: what ended the request's block; None: nothing that was raised.
     """
 
-    def __init__(self, tracer: Tracer, model: str, clock: Callable[[], float]) -> None:
-        self.error: BaseException | None = None
+    def __init__(
+        self, tracer: Tracer, operation: OperationName, model: str, clock: Callable[[], float]
+    ) -> None:
         self.now = clock
         self._tracer = tracer
         self._began = clock()
         self._epoch_ns = time.time_ns() - int(self._began * 1e9)
         self._span: Span = tracer.start_span(
-            f"{OPERATION} {model}",
-            attributes={"gen_ai.operation.name": OPERATION, "gen_ai.request.model": model},
+            f"{operation} {model}",
+            attributes={  # what a sampler may ask for
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": "vidette",
+                "gen_ai.request.model": model,
+            },
             start_time=self._ns(self._began),
         )
         self.on = self._span.is_recording()
@@ -219,30 +259,35 @@ class _Trace:
         self._opened = self.now()
         self._span.set_attributes(_asked(request))
         self._span.set_attribute("gen_ai.response.id", streams[0].rid)
-        for stream in streams:
-            answer = _Answer(self, stream)
+        for index, stream in enumerate(streams):
+            which = {"vidette.answer.index": index} if len(streams) > 1 else {}
+            answer = _Answer(self, stream, which, told=index < MOST_TOLD)
             self._answers.append(answer)
             stream.watch(answer)
 
-    def note(self, event: str) -> float:
-        """Note that something happens; return when."""
+    def note(self, event: str, said: Mapping[str, int]) -> float:
+        """Note that something happens, and what there is to say of it; return when."""
         now = self.now()
-        self._span.add_event(event, timestamp=self._ns(now))
+        self._span.add_event(event, said, timestamp=self._ns(now))
         return now
 
-    def end(self) -> None:
-        """End the span, and with it its stages; synchronous, and once."""
+    def end(self, error: BaseException | None) -> None:
+        """End the span, and with it its stages; synchronous, and once.
+
+        Args:
+            error: what ended the request's block; None: nothing that was raised.
+        """
         if not self.on:
             self._span.end()
             return
         now = self.now()
         if self._opened:
-            self._end_stage(Stage("tokenise", self._began, self._opened), now)
+            self._end_stage(Stage("tokenise", self._began, self._opened), now, {})
             self._tell_answers()
-            for index, answer in enumerate(self._answers):
+            for answer in self._answers:
                 for stage in answer.stages():
-                    self._end_stage(stage, now, index if len(self._answers) > 1 else None)
-        self._tell_error()
+                    self._end_stage(stage, now, answer.which)
+        self._tell_error(error)
         self._span.end(self._ns(now))
 
     def _tell_answers(self) -> None:
@@ -261,11 +306,11 @@ class _Trace:
         if resumed := sum(answer.resumed for answer in answers):
             span.set_attribute("vidette.resumed", resumed)
 
-    def _tell_error(self) -> None:
+    def _tell_error(self, error: BaseException | None) -> None:
         """Say what went wrong, unless all answers came to their ends before it."""
         if self._answers and all(answer.done for answer in self._answers):
             return
-        error, why = self.error, None
+        why = None
         if error is None:
             if not any(answer.how == "error" for answer in self._answers):
                 return  # its caller left it, and not because something was wrong
@@ -280,7 +325,7 @@ class _Trace:
         self._span.set_attribute("error.type", kind)
         self._span.set_status(StatusCode.ERROR, why)
 
-    def _end_stage(self, stage: Stage, now: float, index: int | None = None) -> None:
+    def _end_stage(self, stage: Stage, now: float, said: Mapping[str, int]) -> None:
         """Make the span of a stage that is over; none of times that cannot be."""
         name, start, end = stage
         if not self._began <= start <= end <= now:
@@ -289,7 +334,7 @@ class _Trace:
             name,
             context=set_span_in_context(self._span),
             start_time=self._ns(start),
-            attributes=None if index is None else {"vidette.answer.index": index},
+            attributes=said,
         )
         span.end(self._ns(end))
 
@@ -301,10 +346,7 @@ class _Trace:
 def _asked(request: GenerateReqInput) -> dict[str, str | int | float | bool]:
     """Return what a request asks for, in the words of the conventions; nothing that it says."""
     params = request.sampling_params
-    asked: dict[str, str | int | float | bool] = {
-        "gen_ai.provider.name": "vidette",
-        "gen_ai.request.stream": request.stream,
-    }
+    asked: dict[str, str | int | float | bool] = {"gen_ai.request.stream": request.stream}
     if isinstance(params, SamplingParams):
         values = {
             "choice.count": params.n if params.n != 1 else None,

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import anyio
 import sniffio
 
-from vidette._arguments import check_deadline, probe_request, to_config, to_request
+from vidette._arguments import (
+    OperationName,
+    check_deadline,
+    check_operation,
+    probe_request,
+    to_config,
+    to_request,
+)
 from vidette._custom import Custom, Handlers, check_custom
 from vidette._groups import Body, bare
 from vidette._opening import check_tracer, load, traced
@@ -24,7 +31,6 @@ from vidette.config import EngineConfig
 from vidette.detokenizer.incremental import IncrementalText, new_text
 from vidette.errors import EngineBroken, UsageError
 from vidette.front import support
-from vidette.front.calls import GcReport
 from vidette.front.kv_events import KVEventStream
 from vidette.front.manager import TokenizerManager
 from vidette.front.offload import ThreadOffload
@@ -35,7 +41,6 @@ from vidette_protocol.codec import Codec
 from vidette_protocol.messages import (
     ControlOutput,
     ControlReq,
-    FreezeGCReq,
     GenerateReqInput,
     SamplingParams,
 )
@@ -94,6 +99,7 @@ class Engine(Operations):
         rid: str | None = None,
         on_duplicate: Literal["refuse", "replace"] = "refuse",
         deadline_s: float | None = None,
+        operation: OperationName = "text_completion",
     ) -> AbstractAsyncContextManager[Stream]:
         """Generate text; the request lives exactly as long as the block.
 
@@ -112,6 +118,7 @@ class Engine(Operations):
             deadline_s: seconds from when it is sent, after which the scheduler ends it by itself, as an
                 error, even if this loop is stuck. A scope of your own, such as `anyio.fail_after`, ends it as
                 well, as soon as this loop turns.
+            operation: what its span says that it is: "chat" if the prompt is a conversation.
 
         Raises (on entering):
             UsageError: the request cannot be served as it is.
@@ -127,10 +134,15 @@ class Engine(Operations):
         check_deadline(deadline_s)
         request = to_request(prompt, sampling_params, rid)
         replace = on_duplicate == "replace"
-        return self._requests.generate(request, replace=replace, deadline_s=deadline_s)
+        requests = self._requests[check_operation(operation)]
+        return requests.generate(request, replace=replace, deadline_s=deadline_s)
 
     def generate_group(
-        self, request: GenerateReqInput, *, deadline_s: float | None = None
+        self,
+        request: GenerateReqInput,
+        *,
+        deadline_s: float | None = None,
+        operation: OperationName = "text_completion",
     ) -> AbstractAsyncContextManager[Group]:
         """Generate several answers: to several prompts, or `n` to each; they live as long as the block.
 
@@ -146,12 +158,13 @@ class Engine(Operations):
         Args:
             request: lists where there are several; see GenerateReqInput.
             deadline_s: as for `generate`, for each of them.
+            operation: as for `generate`; they have one span.
 
         Raises (on entering):
             UsageError, DuplicateRequest, Overloaded, EngineBroken, EngineClosed: as `generate`.
         """
         check_deadline(deadline_s)
-        return self._requests.generate_group(request, deadline_s=deadline_s)
+        return self._requests[check_operation(operation)].generate_group(request, deadline_s=deadline_s)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for; those of several tokens may make up one character.
@@ -274,36 +287,6 @@ class Engine(Operations):
         """
         async with self.generate(probe_request()) as stream:
             await stream.read()
-
-    async def freeze_gc(self, duration_s: float | None = None) -> GcReport:
-        """Collect garbage once in all processes, and leave what lives then out of collections for a while.
-
-        This process is one of them: with the topology "inline" it is the only one. Freezes nest: it lasts
-        as long as the longest that was asked for, until `unfreeze_gc()`, or until the engine is closed. A
-        process that is started again is frozen as well. A call that is cancelled may have been carried out
-        in part.
-
-        Args:
-            duration_s: seconds until each process un-freezes by itself; None: not before it is told to.
-
-        Returns:
-            How long the collection took in each process, and how many objects are frozen there.
-
-        Raises:
-            UsageError: the time is out of range.
-            EngineBroken, EngineClosed: the engine serves no more.
-        """
-        return await self._manager.calls.freeze_gc(FreezeGCReq(duration_s=duration_s))
-
-    async def unfreeze_gc(self) -> GcReport:
-        """Let all that `freeze_gc()` left out be collected again, in all processes; nothing if nothing is.
-
-        What the program has frozen itself is un-frozen as well: a process has one collector.
-
-        Raises:
-            EngineBroken, EngineClosed: the engine serves no more.
-        """
-        return await self._manager.calls.freeze_gc(FreezeGCReq(unfreeze=True))
 
     def abort_all(self, why: str | None = None) -> int:
         """End all requests at once, whoever reads them; new ones are taken.

@@ -26,6 +26,9 @@ Dtype = Literal["auto", "int8", "float32"]
 CudaGraphs = Literal["lazy", "start", "off"]
 """When steps of decodes are captured as CUDA graphs."""
 
+LogFormat = Literal["text", "json"]
+"""How lines of a log are written."""
+
 SchedulePolicy = Literal["fcfs", "lpm", "lof"]
 """In what order requests of equal standing are begun."""
 MAX_DRAFT: Final = 32
@@ -97,6 +100,8 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
             `vidette wire` to read; None: nothing is. Writing blocks the loops for as long as the disk does.
         profile_dir: an existing folder into which traces of steps are written when that is asked for; None:
             none are made. With "inline" none are either: torch's profiler is the program's own then.
+        log_format: how the processes write on stderr what they log, "text", or "json": an object in each
+            line. With "inline" they are this one, whose log is the program's own.
     """
 
     model: str = "smollm2-135m-instruct"
@@ -133,6 +138,7 @@ class EngineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     front_id: int = 0
     capture: str | None = None
     profile_dir: str | None = None
+    log_format: LogFormat = "text"
 
     @property
     def block_tokens(self) -> int:
@@ -222,6 +228,10 @@ def check_config(config: EngineConfig) -> EngineConfig:
     for name, folder in (("capture", config.capture), ("profile_dir", config.profile_dir)):
         if folder is not None and not Path(folder).is_dir():
             raise UsageError(f"{name} is {folder!r}; it must be an existing folder", param=name)
+    if config.log_format not in ("text", "json"):
+        raise UsageError(
+            f"log_format is {config.log_format!r}; it must be 'text' or 'json'", param="log_format"
+        )
     if not 0 <= config.front_id <= MAX_FRONT_ID:
         raise UsageError(
             f"front_id is {config.front_id}; it must be from 0 to {MAX_FRONT_ID}", param="front_id"

@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 
 from vidette import api
 from vidette._activity import MOST_LISTED, Activity
+from vidette._arguments import OperationName
 from vidette._loop import Loop, open_portal
 from vidette._operations import PauseMode
 from vidette._statistics import Statistics
@@ -227,6 +228,7 @@ class Engine:
         rid: str | None = None,
         on_duplicate: Literal["refuse", "replace"] = "refuse",
         deadline_s: float | None = None,
+        operation: OperationName = "text_completion",
     ) -> Iterator[Stream]:
         """Generate text; the request lives exactly as long as the block. See `vidette.Engine.generate`."""
         request = self._engine.generate(
@@ -235,16 +237,22 @@ class Engine:
             rid=rid,
             on_duplicate=on_duplicate,
             deadline_s=deadline_s,
+            operation=operation,
         )
         with self._loop.inside(request) as stream:
             yield Stream(stream, self._loop)
 
     @contextmanager
     def generate_group(
-        self, request: GenerateReqInput, *, deadline_s: float | None = None
+        self,
+        request: GenerateReqInput,
+        *,
+        deadline_s: float | None = None,
+        operation: OperationName = "text_completion",
     ) -> Iterator[Group]:
         """Generate several answers, which live as long as the block. See `vidette.Engine.generate_group`."""
-        with self._loop.inside(self._engine.generate_group(request, deadline_s=deadline_s)) as group:
+        asked = self._engine.generate_group(request, deadline_s=deadline_s, operation=operation)
+        with self._loop.inside(asked) as group:
             yield Group(group, self._loop)
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -6,15 +6,17 @@ import argparse
 import io
 import json
 import logging
+import os
 import signal
 import sys
+import warnings
 from collections.abc import Mapping
 from datetime import datetime
 
 import pytest
 
 from tests.cli.conftest import Commands
-from tests.cli.test_serve import start
+from tests.cli.test_serve import pid_of, start
 from vidette import UsageError
 from vidette.cli import main
 from vidette.cli._front_door import add_front_door_options, front_door, logging_to_stderr, service_limits
@@ -121,6 +123,38 @@ def test_it_says_that_of_several_clients_none_runs_it(vidette_command: Commands)
     command.read_until("stderr", "no --admin-api-key: nobody may")
     command.signal(signal.SIGINT)
     assert command.end()[0] == 0
+
+
+def test_all_that_a_server_says_is_json_if_that_is_asked_for(vidette_command: Commands) -> None:
+    """Its own lines, and those of its processes; but for the sentence of the command that it has failed."""
+    command = vidette_command(
+        "serve", "--model", "toy", "--port", "0", "--log-format", "json", "--supervision", "fail"
+    )
+    first = json.loads(command.read_until("stderr", "\n"))
+    assert first["message"].startswith("vidette serves toy on http://127.0.0.1:")
+    assert (first["level"], first["logger"]) == ("info", "vidette.cli._front_door")
+    os.kill(pid_of(command, "detokenizer"), signal.SIGKILL)
+    status, _, said = command.end()
+    *lines, last = said.splitlines()
+    assert [json.loads(line)["message"] for line in lines] == ["the detokenizer was killed by SIGKILL"]
+    assert (status, last) == (1, "vidette: the detokenizer was killed by SIGKILL")
+
+
+def test_what_others_log_is_json_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what Python itself says: a warning, and an error that nothing handles."""
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with logging_to_stderr(as_json=True) as tell:
+        logging.getLogger("uvicorn.error").error("it is\nbroken")
+        warnings.showwarning("soon gone", UserWarning, "theirs.py", 7)
+        sys.excepthook(KeyError, KeyError("x"), None)
+        tell("100 % fine")
+    with pytest.raises(UsageError), logging_to_stderr(as_json=True):
+        raise UsageError("no such thing")
+    messages = [json.loads(line)["message"] for line in stderr.getvalue().splitlines()]
+    assert messages[0] == "it is\nbroken"
+    assert "soon gone" in messages[1]
+    assert messages[2:] == ["KeyError: 'x'", "100 % fine", "no such thing"]
 
 
 def test_lines_are_json_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

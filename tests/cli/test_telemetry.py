@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import anyio
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.trace import Tracer
 
-from vidette import UsageError
+from tests.cli.conftest import SECONDS, Commands
+from tests.cli.test_serve import start
+from tests.service.driver import call
+from vidette import UsageError, open_engine
 from vidette.cli import _telemetry
 from vidette.cli._telemetry import add_telemetry_options, check_endpoint, tracing
+from vidette.service import build_app
 
 
 class Collector:
@@ -120,6 +127,99 @@ def test_a_collector_that_hangs_delays_the_end_within_a_bound(
         if thread.name == "vidette last spans":
             thread.join(20)
     assert collector.names == ["one"]
+
+
+class Silent:
+    """What takes connections, and says nothing before it ends: then that it wants no spans."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.reached = threading.Event()
+        self.connections: list[socket.socket] = []
+        self.refuses = False
+        self.thread = threading.Thread(target=self.accept)
+        self.thread.start()
+
+    def accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                self.connections.append(self.listener.accept()[0])
+                self.reached.set()
+                if self.refuses:
+                    self.refuse(self.connections[-1])
+
+    @staticmethod
+    def refuse(connection: socket.socket) -> None:
+        with suppress(OSError):  # who is gone needs no answer
+            connection.sendall(b"HTTP/1.1 400 No\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+
+    def close(self) -> None:
+        self.refuses = True
+        for each in self.connections:
+            self.refuse(each)
+        for thread in threading.enumerate():
+            if thread.name in ("OtelBatchSpanRecordProcessor", "vidette last spans"):
+                thread.join(20)
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.thread.join()
+        for each in (self.listener, *self.connections):
+            each.close()
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Silent]:
+    """Such a one, and an exporter that waits for it ten minutes, with a queue that is full at once."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "16")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "8")
+    made = Silent()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+async def test_no_request_waits_for_a_collector_that_does_not_answer(
+    silent: Silent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has eight spans, so that the second is more than a batch, and the fourth more than the queue."""
+    monkeypatch.setattr(_telemetry, "FLUSH_SECONDS", 0.05)
+    body = {"text": "x", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
+    with anyio.fail_after(SECONDS), begin("--otlp-endpoint", silent.url) as tracer:
+        async with open_engine("toy", tracer=tracer) as engine:
+            app = build_app(engine, tracer=tracer)
+            for number in range(12):
+                answer = await call(app, "/generate", {**body, "stream": number % 2 == 0})
+                assert answer.status == 200
+                assert "traceresponse" in answer.headers
+                if number == 2:
+                    while not silent.reached.is_set():  # noqa: ASYNC110
+                        await anyio.sleep(0.005)  # a thread of the exporter reaches it
+    assert len(silent.connections) == 1, "it still waits for the answer to the first batch"
+
+
+@pytest.mark.parametrize("backend", ["asyncio", pytest.param("trio", marks=pytest.mark.long)])
+def test_a_server_ends_though_its_collector_does_not_answer(
+    vidette_command: Commands, silent: Silent, backend: str
+) -> None:
+    options = ("--topology", "inline", "--backend", backend, "--otlp-endpoint", silent.url)
+    command, client = start(vidette_command, *options)
+    with client:
+        for _ in range(4):
+            body = {"text": "x", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
+            assert client.post("/generate", json=body).status_code == 200
+        assert silent.reached.wait(SECONDS)
+    command.signal(signal.SIGTERM)
+    assert command.end()[:2] == (0, ""), "long before the ten minutes that the exporter would wait"
+
+
+def test_a_loop_is_not_kept_waiting_while_a_batch_is_written(collector: Collector) -> None:
+    before = sys.getswitchinterval()
+    with begin("--otlp-endpoint", collector.url):
+        assert sys.getswitchinterval() == pytest.approx(_telemetry.SWITCH_SECONDS)
+    assert sys.getswitchinterval() == before
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ MODELS = ROOT / "docs/reference/models.md"
 
 NO_LIMITS = {
     *("capture", "cuda_graphs", "device", "draft_corpus", "dtype", "front_id", "kv_events", "model"),
-    *("profile_dir",),
+    *("log_format", "profile_dir"),
     *("preempt_gap", "schedule_policy", "supervision", "threads", "topology", "watchdog"),
 }
 """Options of an engine that bound nothing."""

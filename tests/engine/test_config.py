@@ -88,6 +88,7 @@ def test_what_is_just_within_bounds_is_accepted(options: dict[str, Any]) -> None
         ({"threads": 0}, "threads", "threads is 0; it must be at least 1"),
         ({"device": "cuda:"}, "device", "device is 'cuda:'; it must be 'auto', 'cpu', 'cuda' or 'cuda:N'"),
         ({"cuda_graphs": "on"}, "cuda_graphs", "cuda_graphs is 'on'; it must be 'lazy', 'start' or 'off'"),
+        ({"log_format": "xml"}, "log_format", "log_format is 'xml'; it must be 'text' or 'json'"),
         (
             {"start_timeout": -1.0},
             "start_timeout",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import time
+import weakref
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import anyio
@@ -19,7 +23,7 @@ from tests.engine.front.conftest import ABORTED, STOP, Front, ask
 
 import vidette
 from vidette import EngineBroken, GenerateReqInput, RequestError, SamplingParams, UsageError, sync
-from vidette._tracing import Tracing
+from vidette._tracing import MOST_TOLD, Tracing
 from vidette_protocol.messages import (
     BatchTokenizedGenerateReqInput,
     FinishReason,
@@ -35,10 +39,13 @@ class Counting(SimpleSpanProcessor):
     """Exports, and counts what is begun."""
 
     begun = 0
+    told: Mapping[str, object] = {}
+    """With what the first was begun."""
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         super().on_start(span, parent_context)
         self.begun += 1
+        self.told = self.told or dict(span.attributes or {})
 
 
 class Spans(NamedTuple):
@@ -56,7 +63,7 @@ class Spans(NamedTuple):
 
     @property
     def requests(self) -> list[ReadableSpan]:
-        return [span for span in self.all if span.name.startswith("text_completion ")]
+        return [span for span in self.all if span.name.startswith(("text_completion ", "chat "))]
 
     @property
     def request(self) -> ReadableSpan:
@@ -169,6 +176,37 @@ async def test_stages_are_at_the_times_that_the_processes_tell(spans: Spans) -> 
     }
 
 
+async def test_what_a_request_is_to_its_trace_is_said_by_its_caller(spans: Spans) -> None:
+    group = GenerateReqInput(text="x", sampling_params=SamplingParams(n=2, max_new_tokens=2))
+    async with vidette.open_engine("toy", tracer=spans.tracer) as engine:
+        async with engine.generate("x", sampling_params={"max_new_tokens": 2}, operation="chat") as stream:
+            await stream.read()
+        async with engine.generate_group(group, operation="chat") as answers:
+            await answers.read()
+        async with engine.generate_group(group) as answers:
+            await answers.read()
+        for generate in (engine.generate, engine.generate_group):
+            with pytest.raises(
+                UsageError, match="operation is 'talk'; it must be one of text_completion, chat"
+            ):
+                generate(group, operation="talk")  # type: ignore[arg-type]
+    assert [span.name for span in spans.requests] == ["chat toy", "chat toy", "text_completion toy"]
+    names = [dict(span.attributes or {})["gen_ai.operation.name"] for span in spans.requests]
+    assert names == ["chat", "chat", "text_completion"]
+
+
+async def test_a_sampler_is_told_what_it_may_ask_for(spans: Spans) -> None:
+    """What the conventions want to be known when a span is begun."""
+    async with Front.serving() as front:
+        async with Tracing(front.manager, spans.tracer, operation="chat").generate(ask()):
+            pass
+    assert spans.counting.told == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "vidette",
+        "gen_ai.request.model": "fake",
+    }
+
+
 async def test_a_group_has_one_span_and_stages_for_each_answer(spans: Spans) -> None:
     params = SamplingParams(n=2, max_new_tokens=5)
     async with Front.serving() as front:
@@ -188,6 +226,22 @@ async def test_a_group_has_one_span_and_stages_for_each_answer(spans: Spans) -> 
     assert span.attributes["gen_ai.usage.output_tokens"] == 2
     indexes = [dict(stage.attributes or {}) for stage in spans.all if stage.name == "prefill"]
     assert indexes == [{"vidette.answer.index": 0}, {"vidette.answer.index": 1}]
+    assert [dict(event.attributes or {}) for event in span.events] == indexes
+
+
+async def test_of_many_answers_the_first_are_told(spans: Spans) -> None:
+    """All of them would be thousands of spans, made without a pause."""
+    params = SamplingParams(n=MOST_TOLD + 5, max_new_tokens=5)
+    async with Front.serving() as front:
+        tracing = Tracing(front.manager, spans.tracer)
+        async with tracing.generate_group(GenerateReqInput(text="ab", sampling_params=params)) as group:
+            now = time.monotonic()
+            for stream in group.streams:
+                front.say(StrRow(stream.vid, 0, (1,), STOP, "a", served=Served(begun_at=now, made_at=now)))
+            await group.read()
+    stages = [stage for stage in spans.all if stage.name == "prefill"]
+    assert len(stages) == len(spans.request.events) == MOST_TOLD
+    assert dict(spans.request.attributes or {})["gen_ai.usage.output_tokens"] == MOST_TOLD + 5
 
 
 async def test_one_that_goes_on_elsewhere_has_the_stages_of_the_last_process(spans: Spans) -> None:
@@ -217,9 +271,29 @@ async def test_one_that_goes_on_elsewhere_has_the_stages_of_the_last_process(spa
         ("first token", 3),
         ("resumed", 5),
     ]
+    assert dict(spans.request.events[1].attributes or {}) == {
+        "vidette.resumed": 1,
+        "gen_ai.usage.output_tokens": 1,
+    }
     assert spans.request.attributes is not None
     assert spans.request.attributes["vidette.resumed"] == 1
     assert spans.request.attributes["gen_ai.usage.output_tokens"] == 3
+
+
+async def test_one_that_ends_before_another_process_has_begun_it_has_no_stages(spans: Spans) -> None:
+    """Those of the process that died would seem to last until the end."""
+    async with Front.serving() as front:
+        clock = Clock()
+        async with Tracing(front.manager, spans.tracer, clock).generate(ask()) as stream:
+            clock.now = 103.0
+            served = Served(begun_at=101, made_at=102)
+            front.say(StrRow(stream.vid, 0, (104,), None, "h", served=served))
+            await front.heard()
+            clock.now = 105.0
+            front.manager.lose(lambda: EngineBroken("it died"))
+            clock.now = 109.0
+    assert spans.stages() == {"tokenise": (0, 0)}
+    assert [event.name for event in spans.request.events] == ["first token", "resumed"]
 
 
 async def test_times_that_cannot_be_are_no_stage(spans: Spans) -> None:
@@ -336,6 +410,24 @@ async def test_errors_of_the_engine_and_of_the_caller(spans: Spans) -> None:
     assert status(broken) == (StatusCode.ERROR, "EngineBroken")
     assert broken.status.description == "the scheduler died"
     assert not any(SECRET in span.to_json() for span in spans.all)
+
+
+async def test_a_refusal_leaves_nothing_to_the_collector(spans: Spans) -> None:
+    """A front may have it frozen for hours, and refuse whatever comes meanwhile."""
+    raised: list[weakref.ref[UsageError]] = []
+    async with Front.serving() as front:
+        gc.collect()
+        gc.disable()
+        try:
+            try:
+                async with Tracing(front.manager, spans.tracer).generate(ask("")):
+                    pass
+            except UsageError as error:
+                raised.append(weakref.ref(error))
+            assert raised[0]() is None
+        finally:
+            gc.enable()
+    assert status(spans.request) == (StatusCode.ERROR, "UsageError")
 
 
 End = Literal["stop", "error", "leave", "raise", "cancel", "abort", "refuse", "replace", "lose"]

@@ -23,6 +23,8 @@ HEAVY = {
     "test_streams_of_both_go_on_when_one_dies",
     "test_two_engines_live_side_by_side",
     "test_what_stands_still_is_seen_and_what_hangs_is_killed",
+    "test_whatever_python_says_is_an_object_in_a_line",
+    "test_why_one_ends_is_such_a_line_and_the_front_says_its_message",
 }
 """Tests that take many seconds: those on Trio are left to `make test-long`."""
 DEADLINE = 60.0

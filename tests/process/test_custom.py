@@ -21,7 +21,7 @@ SHORT = {"max_new_tokens": 6, "temperature": 0}
 
 @pytest.fixture(autouse=True)
 def children_find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
 
 
 @asynccontextmanager
@@ -72,7 +72,7 @@ async def test_children_that_know_other_messages_are_refused_with_a_sentence(
         "if __name__ == '__main__':\n"
         "    run_child(codec=front_codec(), handlers={})\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with anyio.fail_after(DEADLINE), pytest.raises(EngineBroken, match=r"\(AddReq, .* are not known there\)"):
         async with open_engine("toy", topology="processes", codec=CODEC, child="other_child"):
             pytest.fail("it opened")

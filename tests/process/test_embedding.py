@@ -176,7 +176,7 @@ import anyio, vidette
 from vidette.transport.spawn import _Echo
 echo = _Echo()
 for _ in range(64):
-    echo.add(b"x" * 16384)
+    echo.add(b"x" * 16383 + b"\\n")
 async def main():
     async with vidette.open_engine("toy", topology="processes"):
         print("open")

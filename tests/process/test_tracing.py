@@ -36,5 +36,7 @@ async def test_stages_are_in_order_and_a_death_is_an_event(dies: bool) -> None:
     assert (request.start_time or 0) <= times[0]
     assert times[-1] <= (request.end_time or 0)
     assert [event.name for event in request.events] == ["first token", "resumed"][: 1 + dies]
+    if dies:
+        assert dict(request.events[1].attributes or {})["vidette.resumed"] == 1
     assert request.attributes is not None
     assert request.attributes["gen_ai.usage.output_tokens"] == 300

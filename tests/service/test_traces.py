@@ -11,19 +11,22 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.baggage import get_all
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-from opentelemetry.trace import SpanKind, StatusCode, Tracer, get_current_span
+from opentelemetry.trace import NoOpTracer, SpanKind, StatusCode, Tracer, get_current_span
 from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 import vidette
 from tests.service.driver import SECONDS, SERVERS, Call, call, request_of
 from vidette.service import FrontDoor, Gate, Keys, LogSettings, Secret, build_app
 from vidette.service.servers import serving
 from vidette.service.sockets import bind
-from vidette.service.traces import parent_of
+from vidette.service.traces import MOST_MEMBERS, Traces, parent_of
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 NAMED = (b"traceparent", f"00-{TRACE}-{PARENT}-01".encode())
@@ -108,6 +111,34 @@ async def test_a_request_is_in_the_trace_that_its_client_names(traced: Traced, s
     assert not any(SECRET in span.to_json() for span in traced.spans)
 
 
+MESSAGES = {"model": "toy", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+GENERATED = {"text": "x", "sampling_params": {"max_new_tokens": 2}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "operation"),
+    [
+        ("/v1/chat/completions", MESSAGES, "chat"),
+        ("/v1/chat/completions", {**MESSAGES, "stream": True}, "chat"),
+        ("/v1/chat/completions", {**MESSAGES, "n": 2}, "chat"),
+        ("/v1/chat/completions", {**MESSAGES, "n": 2, "stream": True}, "chat"),
+        ("/v1/messages", MESSAGES, "chat"),
+        ("/v1/responses", {"model": "toy", "input": "x", "max_output_tokens": 2}, "chat"),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 2, "background": True}, "chat"),
+        ("/v1/completions", {"model": "toy", "prompt": "x", "max_tokens": 2}, "text_completion"),
+        ("/v1/completions", {"model": "toy", "prompt": ["x", "y"], "max_tokens": 2}, "text_completion"),
+        ("/generate", GENERATED, "text_completion"),
+    ],
+)
+async def test_what_an_api_is_for_is_told(traced: Traced, path: str, body: object, operation: str) -> None:
+    async with traced.app.router.lifespan_context(traced.app):
+        assert (await call(traced.app, path, body)).status == 200
+        await traced.engine.wait_quiet()
+        while not any(span.name.endswith(" toy") for span in traced.spans):
+            await anyio.lowlevel.checkpoint()
+    assert attributes(traced.named(f"{operation} toy"))["gen_ai.operation.name"] == operation
+
+
 async def test_one_that_names_no_trace_begins_one(traced: Traced) -> None:
     answer = await call(traced.app, "/generate", SHORT)
     served = traced.named("POST /generate")
@@ -124,6 +155,25 @@ async def test_what_its_client_does_not_sample_is_not_recorded(traced: Traced) -
     assert traced.spans == []
     assert answer.headers["traceresponse"].startswith(f"00-{TRACE}-")
     assert answer.headers["traceresponse"].endswith("-00")
+
+
+async def test_a_tracer_that_makes_no_spans_does_not_pass_its_clients_off_as_one(traced: Traced) -> None:
+    app = build_app(traced.engine, tracer=NoOpTracer())
+    for headers in ([], [NAMED]):
+        answer = await call(app, "/generate", SHORT, headers=headers)
+        assert (answer.status, "traceresponse" in answer.headers) == (200, False)
+
+
+async def test_baggage_is_not_taken_in(traced: Traced) -> None:
+    """It is for those behind, and there are none."""
+    seen: list[object] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append((dict(get_all()), get_current_span().get_span_context().is_valid))
+        await JSONResponse({})(scope, receive, send)
+
+    await call(Traces(app, traced.tracer), "/x", {}, headers=[NAMED, (b"baggage", b"user=alice")])
+    assert seen == [({}, True)]
 
 
 async def test_who_only_looks_is_not_traced(traced: Traced) -> None:
@@ -156,7 +206,7 @@ async def test_no_id_of_a_response_is_in_a_span(traced: Traced) -> None:
         begun = await call(traced.app, "/v1/responses", {**body, "background": True})
         await call(traced.app, f"/v1/responses/{begun.json()['id']}/cancel")
         await traced.engine.wait_quiet()
-        while sum(span.name.startswith("text") for span in traced.spans) != 2:
+        while sum(span.name == "chat toy" for span in traced.spans) != 2:
             await anyio.lowlevel.checkpoint()
     assert made.status == begun.status == 200
     for span in traced.spans:
@@ -165,7 +215,7 @@ async def test_no_id_of_a_response_is_in_a_span(traced: Traced) -> None:
     cancelled = traced.named("POST /v1/responses/{id}/cancel")
     assert attributes(cancelled)["http.route"] == "/v1/responses/{id}/cancel"
     roots = {id_of(span) for span in traced.spans if span.name == "POST /v1/responses"}
-    assert {parent(span) for span in traced.spans if span.name.startswith("text")} == roots
+    assert {parent(span) for span in traced.spans if span.name == "chat toy"} == roots
 
 
 # --- one connection ------------------------------------------------------------------------------------
@@ -242,6 +292,29 @@ async def test_one_whose_client_leaves(traced: Traced) -> None:
     assert (served.status.status_code, attributes(served)["error.type"]) == (StatusCode.ERROR, "incomplete")
     assert attributes(made)["gen_ai.usage.output_tokens"] > 0
     assert "decode" in [span.name for span in traced.spans]
+
+
+async def test_one_that_is_cancelled_with_its_server(traced: Traced) -> None:
+    with anyio.CancelScope() as scope:
+        request = Call(traced.app, "/generate", ENDLESS, headers=[NAMED])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(request.run)
+            await request.wait_sent(2)
+            scope.cancel()
+    made, served = traced.named("text_completion toy"), traced.named("POST /generate")
+    assert (made.status.status_code, attributes(made)["error.type"]) == (StatusCode.ERROR, "cancelled")
+    assert (served.status.status_code, attributes(served)["error.type"]) == (StatusCode.ERROR, "incomplete")
+
+
+async def test_an_app_that_fails_is_named_by_what_it_raised(traced: Traced) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise LookupError(SECRET)
+
+    with pytest.raises(LookupError):
+        await call(Traces(app, traced.tracer), "/x", {}, headers=[NAMED])
+    (served,) = traced.spans
+    assert (served.status.status_code, attributes(served)["error.type"]) == (StatusCode.ERROR, "LookupError")
+    assert SECRET not in served.to_json()
 
 
 async def test_one_that_is_ended_from_outside(traced: Traced) -> None:
@@ -340,6 +413,28 @@ def test_a_state_that_is_malformed_takes_nothing_else_along(
     assert not caplog.records, "a client cannot fill the log"
 
 
+def test_a_state_may_have_many_members_and_not_more(caplog: pytest.LogCaptureFixture) -> None:
+    def kept(count: int) -> int:
+        state = b" , ".join(b"a%d=1" % number for number in range(count)) + b",,"
+        return len(
+            get_current_span(parent_of([NAMED, (b"tracestate", state)])).get_span_context().trace_state
+        )
+
+    assert (kept(MOST_MEMBERS), kept(MOST_MEMBERS + 1)) == (MOST_MEMBERS, 0)
+    assert not caplog.records, "a client cannot fill the log"
+
+
+class Heard(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
 @given(
     st.lists(
         st.tuples(
@@ -348,13 +443,21 @@ def test_a_state_that_is_malformed_takes_nothing_else_along(
                 st.binary(max_size=80),
                 st.from_regex(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", fullmatch=True),
                 st.from_regex(rb"([a-z@0-9]{1,9}=[ -~]{0,9},?){1,4}", fullmatch=True),
+                st.from_regex(rb"([ \t]?[a-f][0-9]{0,2}=[0-9]{0,2}[ \t]?,){1,60}", fullmatch=True),
+                st.just(NAMED[1]),
             ),
         ),
         max_size=4,
     )
 )
 def test_any_headers_are_read(headers: list[tuple[bytes, bytes]]) -> None:
-    """Whatever headers say, they name one span or none, of a trace whose id is in the one `traceparent`."""
-    named = named_by(*headers)
+    """They name one span or none, of a trace whose id is in the one `traceparent`, and nothing is logged."""
+    heard = Heard()
+    logging.getLogger("opentelemetry").addHandler(heard)
+    try:
+        named = named_by(*headers)
+    finally:
+        logging.getLogger("opentelemetry").removeHandler(heard)
+    assert heard.lines == [], "a client cannot fill the log"
     parents = [value for name, value in headers if name == b"traceparent"]
     assert named is None or (len(parents) == 1 and f"-{named[0]}-{named[1]}-".encode() in parents[0])

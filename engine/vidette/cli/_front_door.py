@@ -7,22 +7,25 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from vidette._log_lines import log_what_python_says
 from vidette.api import Engine
-from vidette.errors import UsageError
+from vidette.cli._run import say
+from vidette.errors import Error, UsageError
 
 if TYPE_CHECKING:
     from vidette.service import FrontDoor, ServiceLimits
+
+logger = logging.getLogger(__name__)
 
 API_KEY: Final = "VIDETTE_API_KEY"
 """Environment variable that stands for `--api-key`, which other users of the machine can read."""
 ADMIN_API_KEY: Final = "VIDETTE_ADMIN_API_KEY"
 """Likewise of `--admin-api-key`."""
-HANDLED: Final = ("vidette", "opentelemetry")
-"""Loggers whose lines are written."""
 
 
 def add_front_door_options(parser: argparse.ArgumentParser) -> None:
@@ -155,25 +158,30 @@ def begin_metrics(engine: Engine) -> None:
 
 
 @contextmanager
-def logging_to_stderr(*, as_json: bool) -> Iterator[None]:
-    """Write what Vidette logs to stderr while the block runs: requests if that is asked for, and warnings.
+def logging_to_stderr(*, as_json: bool) -> Iterator[Callable[[str], None]]:
+    """Write what is logged to stderr while the block runs: warnings, and requests if that is asked for.
 
-    So it is with what the exporter of traces has to say.
+    Yields:
+        What says a sentence there to the person at the terminal; as JSON it is a line of the log.
     """
     from vidette.service import JsonLines, TextLines  # noqa: PLC0415
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if as_json else TextLines())
-    loggers = {"vidette": logging.WARNING, "vidette.access": logging.INFO}
-    before = {name: logging.getLogger(name).level for name in loggers}
-    for name in HANDLED:
-        logging.getLogger(name).addHandler(handler)
-    for name, level in loggers.items():
-        logging.getLogger(name).setLevel(level)
-    try:
-        yield
-    finally:
-        for name in HANDLED:
-            logging.getLogger(name).removeHandler(handler)
-        for name, level in before.items():
+    root = logging.getLogger()
+    levels = {"vidette": logging.WARNING, "vidette.access": logging.INFO, logger.name: logging.INFO}
+    before = {name: logging.getLogger(name).level for name in levels}
+    with ExitStack() as undo:
+        root.addHandler(handler)
+        undo.callback(root.removeHandler, handler)
+        for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
+            undo.callback(logging.getLogger(name).setLevel, before[name])
+        if as_json:
+            undo.callback(log_what_python_says())
+        try:
+            yield partial(logger.info, "%s") if as_json else say
+        except Error as error:
+            if as_json:  # the command says it as well once this is over, as text, and not where it was either
+                logger.error("%s", error)  # noqa: TRY400
+            raise

@@ -1,7 +1,8 @@
 """Where spans of requests go: to whatever understands OTLP over HTTP, as `--otlp-endpoint` or OTEL_* says.
 
 A thread of the exporter sends them, in batches, so that no event loop waits; what there is no room for is
-dropped. It ends with the block that it was made for, after what is left was sent, within a bound.
+dropped. It ends with the block that it was made for, after what is left was sent, within a bound: no program
+that ends waits for a collector that is gone.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,8 +29,11 @@ ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_EN
 """Environment variables either of which stands for `--otlp-endpoint`; the exporter reads them, and others."""
 PATH: Final = "/v1/traces"
 """Where spans go under an endpoint."""
-FLUSH_SECONDS: Final = 5.0
+FLUSH_SECONDS: Final = 1.0
 """How long the last spans may take to be sent when the program ends."""
+SWITCH_SECONDS: Final = 0.0005
+"""How long a thread may hold the interpreter while another waits. Writing a batch takes the exporter some
+25 ms, and with Python's own 5 ms a loop is as much late then: measured, 5.2 ms at p99 instead of 0.8 ms."""
 MISSING: Final = "spans need the packages of the extra otel: pip install vidette[otel]"
 
 
@@ -72,9 +77,12 @@ def tracing(
     provider = TracerProvider(resource=named.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
     target = None if endpoint is None else endpoint.rstrip("/") + PATH
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=target)))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         yield provider.get_tracer("vidette", vidette.__version__)
     finally:
+        sys.setswitchinterval(before)
         flush = threading.Thread(target=provider.shutdown, name="vidette last spans", daemon=True)
         flush.start()
         flush.join(FLUSH_SECONDS)

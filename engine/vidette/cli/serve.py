@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import socket
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from vidette.cli._front_door import (
 )
 from vidette.cli._options import add_backend_option, add_engine_options, add_model_option, engine_options
 from vidette.cli._parser import explain
-from vidette.cli._run import Stop, run, say
+from vidette.cli._run import Stop, run
 from vidette.cli._telemetry import add_telemetry_options, tracing
 from vidette.errors import EngineBroken, UsageError
 
@@ -133,10 +134,12 @@ def serve(options: argparse.Namespace) -> int:
     # Before the model is loaded: a port that is taken shows at once.
     with (
         bind(options.host, options.port, allow_remote=allow_remote) as sock,
-        logging_to_stderr(as_json=options.log_format == "json"),
+        logging_to_stderr(as_json=options.log_format == "json") as tell,
         tracing(options) as tracer,
     ):
-        serving = partial(_serve, options, sock=sock, tls=tls, door=door, limits=limits, tracer=tracer)
+        serving = partial(
+            _serve, options, sock=sock, tls=tls, door=door, limits=limits, tracer=tracer, tell=tell
+        )
         return run(serving, backend=options.backend, uvloop=True)
 
 
@@ -157,12 +160,14 @@ async def _serve(
     door: FrontDoor,
     limits: ServiceLimits,
     tracer: Tracer | None,
+    tell: Callable[[str], None],
 ) -> int:
     from vidette.service import Gate, LocalHosts, build_app  # noqa: PLC0415
     from vidette.service.servers import serving  # noqa: PLC0415
     from vidette.service.sockets import url_of  # noqa: PLC0415
 
-    async with open_engine(tracer=tracer, **engine_options(options)) as engine:
+    settings = engine_options(options)
+    async with open_engine(tracer=tracer, log_format=options.log_format, **settings) as engine:
         gate = Gate()
         begin_metrics(engine)
         service = build_app(engine, limits=limits, gate=gate, door=door, tracer=tracer)
@@ -182,9 +187,9 @@ async def _serve(
             ),
         ):
             stop.defer()
-            say(f"vidette serves {engine.info.name} on {url_of(sock, tls=tls is not None)}")
+            tell(f"vidette serves {engine.info.name} on {url_of(sock, tls=tls is not None)}")
             if door.keys.lacks_admin:
-                say("there are several keys and no --admin-api-key: nobody may watch, pause, flush or abort")
+                tell("there are several keys and no --admin-api-key: nobody may watch, pause, flush or abort")
             broken = await _wait_end(engine, stop)
     if broken is not None:
         raise broken

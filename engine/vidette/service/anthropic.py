@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 from msgspec import Struct
 
-from vidette import Delta, Engine, FinishReason, Stream
+from vidette import Delta, Engine, FinishReason, OperationName, Stream
 from vidette.errors import UsageError
 from vidette.service.anthropic_body import (
     CountRequest,
@@ -111,6 +111,8 @@ class AnthropicShape:
     Args:
         model: the name the model is served under.
     """
+
+    operation: ClassVar[OperationName] = "chat"
 
     def __init__(self, model: str) -> None:
         self._model = model

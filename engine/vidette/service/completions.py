@@ -12,11 +12,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from vidette import Delta, Engine, FinishReason, GenerateReqInput, Stream, TokenLogprob
+from vidette import (
+    Delta,
+    Engine,
+    FinishReason,
+    GenerateReqInput,
+    OperationName,
+    Stream,
+    TokenLogprob,
+)
 from vidette.errors import UsageError, unsupported_field
 from vidette.service.asked import (
     CONSTRAINTS_LATER,
@@ -207,6 +215,8 @@ class CompletionShape:
         request: what was asked for.
         echoes: the prompts, if they are wanted.
     """
+
+    operation: ClassVar[OperationName] = "text_completion"
 
     def __init__(
         self,

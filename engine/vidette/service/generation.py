@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from vidette import Delta, Engine, GenerateReqInput, RequestError, SamplingParams, Stream
+from vidette import (
+    Delta,
+    Engine,
+    GenerateReqInput,
+    OperationName,
+    RequestError,
+    SamplingParams,
+    Stream,
+)
 from vidette.service.errors import IndexedErrorBody, body_of
 from vidette.service.log_lines import note_rid
 from vidette.service.prompts import LIMITS
@@ -17,6 +25,9 @@ class Shape(Protocol):
 
     An event may also be bytes, framed already: what a stream says again and again need not be encoded anew.
     """
+
+    operation: ClassVar[OperationName]
+    """What its requests are to a trace."""
 
     def whole(self, streams: Sequence[Stream]) -> object:
         """Return what is answered, of requests that were read to their ends."""
@@ -50,7 +61,7 @@ def answer_generation(
 
 
 async def _answer_whole(exchange: Exchange, engine: Engine, request: GenerateReqInput, shape: Shape) -> None:
-    async with engine.generate(request) as stream:
+    async with engine.generate(request, operation=shape.operation) as stream:
         note_rid(stream.rid)
         with exchange.place.billing([stream]):
             await stream.read()
@@ -61,7 +72,7 @@ async def _answer_whole(exchange: Exchange, engine: Engine, request: GenerateReq
 async def _answer_in_pieces(
     exchange: Exchange, engine: Engine, request: GenerateReqInput, shape: Shape
 ) -> None:
-    async with engine.generate(request) as stream:
+    async with engine.generate(request, operation=shape.operation) as stream:
         note_rid(stream.rid)
         with exchange.place.billing([stream]):
             # The first delta is awaited before the status is sent: what fails until then has one of its own.
@@ -90,7 +101,7 @@ async def answer_group(exchange: Exchange, engine: Engine, request: GenerateReqI
     if request.stream:
         await _answer_group_in_pieces(exchange, engine, request, shape)
     else:
-        async with engine.generate_group(request) as group:
+        async with engine.generate_group(request, operation=shape.operation) as group:
             note_rid(group.streams[0].rid)
             with exchange.place.billing(group.streams):
                 await group.read()
@@ -103,7 +114,7 @@ async def _answer_group_in_pieces(
     failed: list[RequestError] = []
     events: list[object] = []
     started = False
-    async with engine.generate_group(request) as group:
+    async with engine.generate_group(request, operation=shape.operation) as group:
         note_rid(group.streams[0].rid)
         with exchange.place.billing(group.streams):
             while ready := await group.wait_ready():

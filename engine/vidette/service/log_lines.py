@@ -11,11 +11,12 @@ import json
 import logging
 import re
 from contextvars import ContextVar
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
+
+from vidette._log_lines import fields_of
 
 ACCESS: Final = "vidette.access"
 """Name of the logger that has a line for each request."""
@@ -79,15 +80,12 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a line."""
-        message, fields = record.getMessage(), record.__dict__.get(FIELDS)
+        fields = record.__dict__.get(FIELDS)
         if record.name == ACCESS and fields is None:
-            return printable(message)
+            return printable(record.getMessage())
         names = ANSWERED.get()
         said: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": message,
+            **fields_of(record),
             **({} if names is None else msgspec.to_builtins(names)),
             **(fields or {}),
         }

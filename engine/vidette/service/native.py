@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -20,6 +20,7 @@ from vidette import (
     Engine,
     FinishReason,
     GenerateReqInput,
+    OperationName,
     SamplingParams,
     Stream,
     TokenLogprob,
@@ -133,6 +134,8 @@ class NativeShape:
         several: whether the answer is a list.
         new_logprobs: makes what writes the log probabilities of one answer.
     """
+
+    operation: ClassVar[OperationName] = "text_completion"
 
     def __init__(
         self, *, several: bool = False, new_logprobs: Callable[[], LogprobsInJSON] = LogprobsInJSON

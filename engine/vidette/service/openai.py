@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from vidette import Completion, Delta, Engine, Stream, TokenLogprob
+from vidette import Completion, Delta, Engine, OperationName, Stream, TokenLogprob
 from vidette.errors import DuplicateRequest, UsageError
 from vidette.service.chat import in_words_of_chat, read_chat, to_generate
 from vidette.service.completions import (
@@ -106,6 +106,8 @@ class ChatShape:
         usage: tells what it took.
         bytes_of: returns the bytes of a token.
     """
+
+    operation: ClassVar[OperationName] = "chat"
 
     def __init__(self, name: str, model: str, *, usage: UsageTold, bytes_of: Callable[[int], bytes]) -> None:
         self._id = name

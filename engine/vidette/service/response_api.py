@@ -140,7 +140,7 @@ class Responses:
         taken = False
         try:
             with scope, place.hand_on() as kept:
-                async with self._engine.generate(asked) as stream:
+                async with self._engine.generate(asked, operation=ResponseShape.operation) as stream:
                     self._store.put(queued, conversation)
                     taken = True
                     task_status.started()

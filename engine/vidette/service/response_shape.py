@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from vidette import Delta, FinishReason, Stream
+from vidette import Delta, FinishReason, OperationName, Stream
 from vidette.service.errors import body_of
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -180,6 +180,8 @@ class ResponseShape:
         message_id: of the message that is its output.
         keep: called with the response once it has ended, before that is said.
     """
+
+    operation: ClassVar[OperationName] = "chat"
 
     def __init__(self, begun: Response, message_id: str, keep: Callable[[Response], None]) -> None:
         self._begun = begun

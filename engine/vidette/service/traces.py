@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any, Final
 
 from opentelemetry.context import Context, attach, detach, get_current
@@ -42,6 +42,8 @@ MEMBER: Final = re.compile(
     r"[ -+\--<>-~]{0,255}[!-+\--<>-~])?[ \t]*"
 )
 """A member of `tracestate`, which may be empty."""
+MOST_MEMBERS: Final = 32
+"""Of `tracestate`; one that has more is as none."""
 METHOD: Final = "POST"
 """Only what makes something is traced, and not who looks, such as a probe of health."""
 
@@ -74,6 +76,9 @@ class Traces:
         token = attach(set_span_in_context(span, parent))
         try:
             await self._app(scope, receive, answer.send)
+        except Exception as error:
+            answer.failed = type(error).__qualname__
+            raise
         finally:
             detach(token)
             answer.end(self._tracer, scope)
@@ -85,9 +90,13 @@ class _Answer:
     Args:
         span: of the request.
         send: of the server.
+
+    Attributes:
+        failed: the class of what the app raised, which is a bug; None: it raised nothing.
     """
 
     def __init__(self, span: Span, send: Send) -> None:
+        self.failed: str | None = None
         context = span.get_span_context()
         self._span = span
         self._send = send
@@ -99,8 +108,9 @@ class _Answer:
         if context.is_valid:
             trace_id = format_trace_id(context.trace_id)
             note_trace(trace_id)
-            span_id = format_span_id(context.span_id)
-            self._header = f"00-{trace_id}-{span_id}-{context.trace_flags:02x}".encode()
+            if not context.is_remote:  # the tracer is one that makes none, and this is its client's own
+                span_id = format_span_id(context.span_id)
+                self._header = f"00-{trace_id}-{span_id}-{context.trace_flags:02x}".encode()
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """Pass a message of the answer on."""
@@ -139,7 +149,10 @@ class _Answer:
         if isinstance(route, Route):
             span.update_name(f"{METHOD} {route.path_format}")
             span.set_attribute("http.route", route.path_format)
-        if self._status >= 500:
+        if self.failed is not None:
+            span.set_attribute("error.type", self.failed)
+            span.set_status(StatusCode.ERROR)
+        elif self._status >= 500:
             span.set_attribute("error.type", str(self._status))
             span.set_status(StatusCode.ERROR)
         elif not self._whole:
@@ -160,10 +173,15 @@ def parent_of(headers: Iterable[tuple[bytes, bytes]]) -> Context:
         return around
     carrier = {"traceparent": [parents[0].decode("latin-1")]}
     state = b",".join(states).decode("latin-1")
-    if len(state) <= LONGEST_HEADER and all(map(MEMBER.fullmatch, state.split(","))):
+    if len(state) <= LONGEST_HEADER and _is_state(state.split(",")):
         carrier["tracestate"] = [state]
     named = TraceContextTextMapPropagator().extract(carrier, Context(around))
     inside = get_current_span(around).get_span_context()
     if inside.trace_id == get_current_span(named).get_span_context().trace_id:
         return around  # whoever is around has read the headers
     return named
+
+
+def _is_state(members: Sequence[str]) -> bool:
+    """Return whether members are a `tracestate`; one that is none would be logged, whenever it comes."""
+    return all(map(MEMBER.fullmatch, members)) and sum(bool(each.strip()) for each in members) <= MOST_MEMBERS

@@ -24,6 +24,8 @@ from typing import Final, NamedTuple
 import anyio
 import msgspec
 
+from vidette._log_lines import message_of
+
 LAST_WORDS_BYTES: Final = 16 * 1024
 """How much of a child's stderr is kept for the error that tells of its death."""
 DEFAULT_ENVIRONMENT: Final = {"GOMP_SPINCOUNT": "1000"}
@@ -187,6 +189,7 @@ class Child:
             return
         self.kill()
         self._process.wait()
+        self._echo.end()
         for descriptor in (self._guard, self._stderr, self._pidfd):
             os.close(descriptor)
         self._pidfd = -1
@@ -205,7 +208,7 @@ def look_at(pid: int) -> Look:
 
 
 class _Tail:
-    """The last bytes of what was added."""
+    """The last bytes of what was added, from the beginning of a line on if one begins there."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -213,12 +216,22 @@ class _Tail:
 
     def add(self, said: bytes) -> None:
         self._bytes += said
-        del self._bytes[: -self._most]
+        if len(self._bytes) > self._most:
+            del self._bytes[: -self._most]
+            begins = self._bytes.find(b"\n") + 1
+            if begins < len(self._bytes):
+                del self._bytes[:begins]
 
-    def take(self) -> str:
-        text = self.text()
-        self._bytes.clear()
+    def take(self, *, lines: bool) -> str:
+        """Take all out, or only the lines that are whole."""
+        end = self.length(lines=lines)
+        text = self._bytes[:end].decode(errors="replace")
+        del self._bytes[:end]
         return text
+
+    def length(self, *, lines: bool) -> int:
+        """Return how much there is to take, in bytes."""
+        return self._bytes.rfind(b"\n") + 1 if lines else len(self._bytes)
 
     def text(self) -> str:
         return self._bytes.decode(errors="replace")
@@ -229,25 +242,34 @@ class _Echo:
 
     In a daemon thread that lives while there is something to say, since our stderr may be a pipe that nobody
     empties: neither a loop, nor the child, nor the end of the program ever waits for whoever reads it. What
-    does not fit meanwhile is left out.
+    does not fit meanwhile is left out. By whole lines, so that those of several processes do not mix.
     """
 
     def __init__(self) -> None:
         self._unsaid = _Tail(LAST_WORDS_BYTES)
         self._lock = threading.Lock()
         self._speaking = False
+        self._ended = False
 
     def add(self, said: bytes) -> None:
+        self._tell(said)
+
+    def end(self) -> None:
+        """Pass on what is no whole line as well: it will not become one."""
+        self._tell(b"", ended=True)
+
+    def _tell(self, said: bytes, *, ended: bool = False) -> None:
         with self._lock:
             self._unsaid.add(said)
-            if not self._speaking:
+            self._ended = self._ended or ended
+            if not self._speaking and self._unsaid.length(lines=not self._ended):
                 self._speaking = True
                 threading.Thread(target=self._speak, name="echo", daemon=True).start()
 
     def _speak(self) -> None:
         while True:
             with self._lock:
-                text = self._unsaid.take()
+                text = self._unsaid.take(lines=not self._ended)
                 if not text:
                     self._speaking = False
                     return
@@ -268,8 +290,13 @@ def describe_exit(role: str, status: int, last_words: str) -> str:
     lines: Sequence[str] = last_words.splitlines()
     # Behind what a crash is come the stacks of all threads.
     fatal = next((line for line in lines if line.startswith(FATAL)), None)
-    words = f"; its last words: {fatal or lines[-1]}" if lines else ""
+    words = f"; its last words: {fatal or _last_line(lines[-1])}" if lines else ""
     return f"the {role} {how}{words}"
+
+
+def _last_line(line: str) -> str:
+    """Return the last line of what a line says, which may be an object in JSON."""
+    return (message_of(line).splitlines() or [line])[-1]
 
 
 def guard(spec: ChildSpec) -> None:

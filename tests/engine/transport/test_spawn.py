@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import sys
+import threading
 import time
 
 import msgspec
 import pytest
 
-from vidette.transport.spawn import ChildSpec, Look, describe_exit, look_at
+from vidette.transport.spawn import ChildSpec, Look, _Echo, describe_exit, look_at
 
 
 @pytest.mark.parametrize(
@@ -25,6 +28,16 @@ from vidette.transport.spawn import ChildSpec, Look, describe_exit, look_at
         (-signal.SIGKILL, "", "the scheduler was killed by SIGKILL"),
         (-signal.SIGSEGV, "oops", "the scheduler was killed by SIGSEGV; its last words: oops"),
         (-63, "", "the scheduler was killed by signal 63"),
+        (
+            1,
+            '{"level": "info", "message": "a"}\n{"level": "error", "message": "OSError: no", "error": "..."}',
+            "the scheduler ended with exit status 1; its last words: OSError: no",
+        ),
+        (
+            1,
+            '{"message": "two\\nlines"}',
+            "the scheduler ended with exit status 1; its last words: lines",
+        ),
     ],
 )
 def test_how_a_child_ended_is_one_sentence(status: int, last_words: str, sentence: str) -> None:
@@ -59,3 +72,50 @@ def test_what_the_kernel_says_of_a_process() -> None:
 
 def test_of_one_that_is_not_there_it_says_nothing() -> None:
     assert look_at(1 << 30) == Look("X", 0.0)
+
+
+class Slow(io.StringIO):
+    """What is read only once that is allowed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def write(self, text: str) -> int:
+        assert self.gate.wait(20)
+        return super().write(text)
+
+
+def wait_echoed() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "echo":
+            thread.join(20)
+
+
+def test_lines_are_passed_on_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of several processes come to one stderr."""
+    stderr = Slow()
+    stderr.gate.set()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    echo = _Echo()
+    for piece, whole in ((b"on", ""), (b"e\ntw", "one\n"), (b"o\n", "one\ntwo\n"), (b"last", "one\ntwo\n")):
+        echo.add(piece)
+        wait_echoed()
+        assert stderr.getvalue() == whole
+    echo.end()
+    wait_echoed()
+    assert stderr.getvalue() == "one\ntwo\nlast"
+
+
+def test_what_there_is_no_room_for_is_left_out_by_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Slow()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    echo = _Echo()
+    lines = [f"line {number}\n" for number in range(4000)]
+    for line in lines:
+        echo.add(line.encode())
+    stderr.gate.set()
+    wait_echoed()
+    said = stderr.getvalue().splitlines(keepends=True)
+    assert set(said) < set(lines), "none is cut, and some are missing"
+    assert said[-1] == lines[-1]
