@@ -2,8 +2,9 @@
 
 What makes an answer runs in a scope that is cancelled when the client goes, and with it whatever the answer
 was waiting for, be it a place in the queue, a long prefill or a slow reader. A server that knows `ON_GONE`
-says so itself; on any other one a task beside it owns `receive()`. (A plain handler notices only when it next sends, if ever, and a generator behind
-Starlette's `StreamingResponse` is cleaned up when the garbage collector comes by.)
+says so itself; on any other one a task beside the answer owns `receive()`. (A plain handler notices only when
+it next sends, if ever, and a generator behind Starlette's `StreamingResponse` is cleaned up when the garbage
+collector comes by.)
 
 The status is decided before the first byte: whatever is raised until then becomes an error with its own
 status. What is raised later can only become the stream's last event.
@@ -41,8 +42,8 @@ EVENTS = (
 STOPPING = (HTTPStatus.SERVICE_UNAVAILABLE, 529)
 """What is answered when the server stops; Anthropic has a status of its own for it."""
 ON_GONE: Final = "vidette.on_gone"
-"""Key of an ASGI scope: called with a function, it has that called once, when the client goes before the answer
-is complete. It stands for `receive()` behind the body, and spares each request a task."""
+"""Key of an ASGI scope: called with a function, it has that called once, when the client goes before the
+answer is complete. It stands for `receive()` behind the body, and spares each request a task."""
 DONE = b"data: [DONE]\n\n"
 """The last event of an answer that is complete, and of no other."""
 
