@@ -7,8 +7,9 @@ with its two others, and this one is its clients, whose CPU time does not count.
   by the number of pieces, less what the model's `forward()` takes alone
 - CPU time of the front's process for each piece of a chat, all that its request takes besides included,
   against that of a bare Starlette `StreamingResponse` on the same uvicorn, whose pieces are as long, as many,
-  and come as fast. The toy is given long prompts, over which its steps take milliseconds: pieces that come
-  faster than the front can send them are merged, and would be fewer
+  and come as fast. Both serve at the same time, so that what else runs on the machine, caches and clock
+  included, is the same for both. Once more with prompts that nearly fill the context: over these a step takes
+  ten times as long, and both find their caches cold at each
 - CPU time of all its processes while nobody asks for anything
 """
 
@@ -39,8 +40,9 @@ SECONDS: Final = 120.0
 """How long the streams of one run may take."""
 PROMPT: Final = [65] * BLOCK_SIZE
 """Token ids: a block, so that the loop alone has the same before it."""
-STORY: Final = 7500 * "x"
+STORY: Final = 1000 * "x"
 """As many tokens."""
+LONG_STORY: Final = 7500 * "x"
 KV_TOKENS: Final = 1 << 19
 BATCH: Final = 32
 SERVERS: Final = {"uvicorn": "asyncio", "hypercorn": "trio"}
@@ -69,10 +71,22 @@ class Load(NamedTuple):
         return 1e6 * self.cpu / self.pieces
 
 
+class Pair(NamedTuple):
+    """What came of our streams, and of those of the bare server meanwhile."""
+
+    ours: Load
+    bare: Load
+
+    @property
+    def ratio(self) -> float:
+        """CPU time of ours for each piece against theirs."""
+        return self.ours.cpu_us_per_piece / self.bare.cpu_us_per_piece
+
+
 async def bench_overhead(
     *, runs: int, streams: int, chunks: int, seconds: float, say: Callable[[str], None]
 ) -> Results:
-    """Measure, ours and the bare server in turns.
+    """Measure.
 
     Args:
         runs: of each.
@@ -81,56 +95,58 @@ async def bench_overhead(
         seconds: of idleness in each run.
         say: told what is measured.
     """
-    ours: dict[str, list[Load]] = {}
+    chat, long_chat = _chat(STORY, chunks), _chat(LONG_STORY, chunks)
+    pairs: list[Pair] = []
+    long_pairs: list[Pair] = []
+    hypercorn: list[Load] = []
     idle: dict[str, list[float]] = {}
-    bare: list[Load] = []
     steps: list[float] = []
     for server, backend in SERVERS.items():
-        loads, quiet = ours.setdefault(server, []), idle.setdefault(server, [])
+        quiet = idle.setdefault(server, [])
         arguments = ("--model", "toy", "--port", "0", "--backend", backend, "--kv-tokens", str(KV_TOKENS))
         async with (
             served("vidette.cli", "serve", *arguments) as front,
-            served("vidette.bench._bare") as other,
+            served("vidette.bench._bare") as bare,
         ):
-            await _ask(front, CHAT, _chat(chunks), streams)
-            await _ask(other, "/", _pieces(chunks, 200, 1000), streams)
+            await _ask(front, CHAT, chat, streams)
+            await _ask(bare, "/", _pieces(chunks, 200, 1000), streams)
             for run in range(runs):
                 say(f"{server}: {streams} streams of {chunks} chunks, run {run + 1} of {runs}")
-                loads.append(load := await _ask(front, CHAT, _chat(chunks), streams))
                 if server == "uvicorn":
-                    each = load.pieces // streams
-                    like = _pieces(each, load.bytes // load.pieces, int(1e6 * load.seconds / each))
-                    bare.append(await _ask(other, "/", like, streams))
+                    pairs.append(await _ask_both(front, bare, chat, streams))
+                    long_pairs.append(await _ask_both(front, bare, long_chat, streams))
                     batch = await _ask(front, "/generate", _tokens(4 * chunks), BATCH)
                     steps.append(batch.seconds / (4 * chunks - 1))
+                else:
+                    hypercorn.append(await _ask(front, CHAT, chat, streams))
                 await anyio.sleep(SETTLE_SECONDS)
                 quiet.append(await measure_idle(seconds, front.pid))
     alone = [await anyio.to_thread.run_sync(_time_loop, 4 * chunks) for _ in range(runs)]
-    return _to_results(ours, bare, steps, alone, idle)
+    return _to_results(pairs, long_pairs, hypercorn, steps=steps, alone=alone, idle=idle)
 
 
 def _to_results(
-    ours: dict[str, list[Load]],
-    bare: list[Load],
+    pairs: list[Pair],
+    long_pairs: list[Pair],
+    hypercorn: list[Load],
+    *,
     steps: list[float],
     alone: list[LoopTimes],
     idle: dict[str, list[float]],
 ) -> Results:
     forward = mean(times.forward / times.steps for times in alone)
     loop = mean(times.seconds / times.steps for times in alone)
-    per_chunk = {name: [load.cpu_us_per_piece for load in loads] for name, loads in ours.items()}
-    least = [load.cpu_us_per_piece for load in bare]
-    ratios = [a / b for a, b in zip(per_chunk["uvicorn"], least, strict=True)]
     findings = [
         Finding("added_per_step_us_b32", "us", [1e6 * (step - forward) for step in steps]),
-        Finding("http_cpu_us_per_chunk", "us", per_chunk["uvicorn"]),
-        Finding("http_cpu_vs_bare_starlette", "x", ratios),
+        Finding("http_cpu_us_per_chunk", "us", [pair.ours.cpu_us_per_piece for pair in pairs]),
+        Finding("http_cpu_vs_bare_starlette", "x", [pair.ratio for pair in pairs]),
         Finding("idle_cpu_percent", "%", idle["uvicorn"]),
-        Finding("bare_cpu_us_per_chunk", "us", least),
-        Finding("http_cpu_us_per_chunk_hypercorn", "us", per_chunk["hypercorn"]),
+        Finding("bare_cpu_us_per_chunk", "us", [pair.bare.cpu_us_per_piece for pair in pairs]),
+        Finding("http_cpu_vs_bare_long_prompts", "x", [pair.ratio for pair in long_pairs]),
+        Finding("http_cpu_us_per_chunk_hypercorn", "us", [load.cpu_us_per_piece for load in hypercorn]),
         Finding("idle_cpu_percent_hypercorn", "%", idle["hypercorn"]),
     ]
-    load = ours["uvicorn"][0]
+    load = pairs[0].ours
     us = {
         "as streams see it": mean(steps),
         "in the scheduler's loop alone": loop,
@@ -143,9 +159,25 @@ def _to_results(
         [
             f"microseconds of a step of {BATCH}: {step}",
             f"{load.pieces} chunks in a run, {size:.0f} bytes each with frames; merged ones are one",
-            "http_cpu_vs_bare_starlette is ours against theirs: lower is better",
+            "http_cpu_vs_bare_* are ours against theirs, at the same time: lower is better",
         ],
     )
+
+
+async def _ask_both(front: Served, bare: Served, body: bytes, streams: int) -> Pair:
+    """Have chats come, and then once more beside as many pieces, as long and as fast, of the bare server."""
+    before = await _ask(front, CHAT, body, streams)
+    each = before.pieces // streams
+    like = _pieces(each, before.bytes // before.pieces, int(1e6 * before.seconds / each))
+    loads: dict[Served, Load] = {}
+
+    async def ask(server: Served, path: str, what: bytes) -> None:
+        loads[server] = await _ask(server, path, what, streams)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, front, CHAT, body)
+        tasks.start_soon(ask, bare, "/", like)
+    return Pair(loads[front], loads[bare])
 
 
 async def _ask(server: Served, path: str, body: bytes, streams: int) -> Load:
@@ -181,8 +213,8 @@ async def _ask(server: Served, path: str, body: bytes, streams: int) -> Load:
     return Load(pieces, size, mean(seconds), cpu_seconds(server.pid) - before)
 
 
-def _chat(count: int) -> bytes:
-    messages = [{"role": "user", "content": STORY}]
+def _chat(story: str, count: int) -> bytes:
+    messages = [{"role": "user", "content": story}]
     body = {"messages": messages, "stream": True, "max_tokens": count, "ignore_eos": True, "temperature": 0}
     return msgspec.json.encode(body)
 
