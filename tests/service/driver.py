@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
 import anyio
 import msgspec
 import pytest
 from starlette.types import ASGIApp
+
+from vidette.service.responses import ON_GONE
 
 SERVERS = [
     pytest.param(("asyncio", {"use_uvloop": True}), id="uvicorn"),
@@ -31,6 +33,7 @@ class Call:
         path: where.
         body: the request's body: bytes, or a value that becomes JSON.
         pieces: the body in pieces instead; at a Silence it sends no more, at a None it goes.
+        tells: whether the server says by itself that the client is gone, and is never asked behind the body.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Call:
         method: str = "POST",
         headers: Iterable[tuple[bytes, bytes]] = (),
         pieces: Iterable[bytes | Silence | None] | None = None,
+        tells: bool = False,
     ) -> None:
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         self._app = app
@@ -71,6 +75,10 @@ class Call:
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
         }
+        self._tells = tells
+        self._on_gone: list[Callable[[], None]] = []
+        if tells:
+            self.scope[ON_GONE] = self._on_gone.append
 
     # --- what the client does ---------------------------------------------------
 
@@ -78,6 +86,8 @@ class Call:
         """Close the connection."""
         self._gone.set()
         self._readable.set()
+        for leave in self._on_gone:
+            leave()
 
     def stop_reading(self) -> None:
         """Read no more: the next send() waits."""
@@ -105,6 +115,7 @@ class Call:
                 await self._gone.wait()
                 return {"type": "http.disconnect"}
             return {"type": "http.request", "body": piece, "more_body": self.asked < len(self._pieces)}
+        assert not self._tells
         await self._gone.wait()
         return {"type": "http.disconnect"}
 

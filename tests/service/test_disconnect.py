@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -15,6 +16,7 @@ from tests.service.driver import SECONDS, Call, call
 from vidette.service import build_app
 
 CHAT = "/v1/chat/completions"
+Client = Callable[..., Call]
 LONG = 8000
 """Most tokens of output that fit; the toy takes a second or more for them."""
 
@@ -59,10 +61,16 @@ async def check_all_free(engine: vidette.Engine, app: Starlette) -> None:
     assert done.json()["meta_info"]["completion_tokens"] == 3
 
 
+@pytest.fixture(params=["is asked", "says so"])
+def client(request: pytest.FixtureRequest) -> Client:
+    """Requests of a server that says whether the client is gone when it is asked, or by itself."""
+    return partial(Call, tells=request.param == "says so")
+
+
 @pytest.mark.parametrize("path", [CHAT, "/generate"])
-async def test_while_it_streams(engine: vidette.Engine, app: Starlette, path: str) -> None:
+async def test_while_it_streams(engine: vidette.Engine, app: Starlette, path: str, client: Client) -> None:
     aborted = engine.statistics().totals.aborted
-    request = Call(app, path, long_request(path, stream=True))
+    request = client(app, path, long_request(path, stream=True))
     async with running(request):
         await request.wait_sent(4)
         assert request.status == 200
@@ -73,9 +81,11 @@ async def test_while_it_streams(engine: vidette.Engine, app: Starlette, path: st
 
 
 @pytest.mark.parametrize("path", [CHAT, "/generate"])
-async def test_while_nothing_is_sent_yet(engine: vidette.Engine, app: Starlette, path: str) -> None:
+async def test_while_nothing_is_sent_yet(
+    engine: vidette.Engine, app: Starlette, path: str, client: Client
+) -> None:
     aborted = engine.statistics().totals.aborted
-    request = Call(app, path, long_request(path, stream=False))
+    request = client(app, path, long_request(path, stream=False))
     async with running(request):
         await wait_running(engine)
         request.leave()
@@ -85,11 +95,11 @@ async def test_while_nothing_is_sent_yet(engine: vidette.Engine, app: Starlette,
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_while_it_waits_in_the_queue(stream: bool) -> None:
+async def test_while_it_waits_in_the_queue(stream: bool, client: Client) -> None:
     async with vidette.open_engine("toy", max_running=1) as engine:
         app = build_app(engine)
-        first = Call(app, CHAT, long_request(CHAT, stream=True))
-        second = Call(app, CHAT, long_request(CHAT, stream=stream))
+        first = client(app, CHAT, long_request(CHAT, stream=True))
+        second = client(app, CHAT, long_request(CHAT, stream=stream))
         async with running(first):
             await first.wait_sent(2)
             async with running(second):
@@ -104,11 +114,11 @@ async def test_while_it_waits_in_the_queue(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_during_a_long_prefill(stream: bool) -> None:
+async def test_during_a_long_prefill(stream: bool, client: Client) -> None:
     async with vidette.open_engine("toy", max_running=1, step_tokens=1) as engine:
         app = build_app(engine)
         prompt = "x" * 4096  # as many steps
-        request = Call(app, "/generate", {"text": prompt, "stream": stream})
+        request = client(app, "/generate", {"text": prompt, "stream": stream})
         async with running(request):
             await wait_running(engine)
             request.leave()
@@ -119,16 +129,20 @@ async def test_during_a_long_prefill(stream: bool) -> None:
         await check_all_free(engine, app)
 
 
-async def test_before_it_is_sent_to_the_scheduler(engine: vidette.Engine, app: Starlette) -> None:
-    request = Call(app, "/generate", {"text": "x" * 8000})
+async def test_before_it_is_sent_to_the_scheduler(
+    engine: vidette.Engine, app: Starlette, client: Client
+) -> None:
+    request = client(app, "/generate", {"text": "x" * 8000})
     request.leave()
     await request.run()
     assert request.sent == []
     await check_all_free(engine, app)
 
 
-async def test_a_send_that_fails_means_the_same(engine: vidette.Engine, app: Starlette) -> None:
-    request = Call(app, CHAT, long_request(CHAT, stream=True))
+async def test_a_send_that_fails_means_the_same(
+    engine: vidette.Engine, app: Starlette, client: Client
+) -> None:
+    request = client(app, CHAT, long_request(CHAT, stream=True))
     async with running(request):
         await request.wait_sent(3)
         request.raises = ConnectionResetError("the client is gone")
@@ -136,8 +150,10 @@ async def test_a_send_that_fails_means_the_same(engine: vidette.Engine, app: Sta
     await check_all_free(engine, app)
 
 
-async def test_what_comes_for_a_slow_reader_is_merged(engine: vidette.Engine, app: Starlette) -> None:
-    request = Call(app, CHAT, {**long_request(CHAT, stream=True), "max_tokens": 500})
+async def test_what_comes_for_a_slow_reader_is_merged(
+    engine: vidette.Engine, app: Starlette, client: Client
+) -> None:
+    request = client(app, CHAT, {**long_request(CHAT, stream=True), "max_tokens": 500})
     async with running(request):
         await request.wait_sent(3)
         request.stop_reading()
@@ -152,8 +168,8 @@ async def test_what_comes_for_a_slow_reader_is_merged(engine: vidette.Engine, ap
     assert max(len(chunk["choices"][0]["delta"]["content"]) for chunk in chunks) > 100
 
 
-async def test_a_slow_reader_that_leaves(engine: vidette.Engine, app: Starlette) -> None:
-    request = Call(app, CHAT, long_request(CHAT, stream=True))
+async def test_a_slow_reader_that_leaves(engine: vidette.Engine, app: Starlette, client: Client) -> None:
+    request = client(app, CHAT, long_request(CHAT, stream=True))
     async with running(request):
         await request.wait_sent(3)
         request.stop_reading()
@@ -162,8 +178,8 @@ async def test_a_slow_reader_that_leaves(engine: vidette.Engine, app: Starlette)
     await check_all_free(engine, app)
 
 
-async def test_many_at_once(engine: vidette.Engine, app: Starlette) -> None:
-    requests = [Call(app, CHAT, long_request(CHAT, stream=bool(i % 2))) for i in range(40)]
+async def test_many_at_once(engine: vidette.Engine, app: Starlette, client: Client) -> None:
+    requests = [client(app, CHAT, long_request(CHAT, stream=bool(i % 2))) for i in range(40)]
     with anyio.fail_after(SECONDS):
         async with anyio.create_task_group() as tasks:
             for place, request in enumerate(requests):
@@ -175,4 +191,29 @@ async def test_many_at_once(engine: vidette.Engine, app: Starlette) -> None:
                 pass
             for request in requests:
                 request.leave()
+    await check_all_free(engine, app)
+
+
+async def test_one_that_leaves_behind_its_answer_ends_nothing(app: Starlette, client: Client) -> None:
+    body = {"text": "next", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
+    request = client(app, "/generate", body)
+    await request.run()
+    request.leave()
+    assert (request.status, request.complete) == (200, True)
+
+
+async def test_a_server_that_says_so_is_not_asked_behind_the_body(app: Starlette) -> None:
+    request = Call(
+        app, "/generate", pieces=[b'{"text": ', b'"x", "sampling_params": {"max_new_tokens": 3}}'], tells=True
+    )
+    await request.run()
+    assert (request.status, request.asked) == (200, 2)
+
+
+async def test_a_server_that_says_so_says_it_also_while_it_is_asked_for_the_body(
+    engine: vidette.Engine, app: Starlette
+) -> None:
+    request = Call(app, "/generate", pieces=[b'{"text": ', None], tells=True)
+    await request.run()
+    assert request.sent == []
     await check_all_free(engine, app)
