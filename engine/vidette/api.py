@@ -211,7 +211,7 @@ class Engine(Operations):
         return new_text(self._table, begins=begins, skip_special_tokens=skip_special_tokens)
 
     async def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Render a conversation with the model's template: a prompt for `generate()`, tokenised as well.
+        """Render a conversation with the model's template: a prompt for `generate()`.
 
         Args:
             messages: each with "role" and "content".

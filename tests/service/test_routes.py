@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -9,6 +11,7 @@ from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from tests.service.driver import Call, call
+from vidette.service.hosts import LocalHosts
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models/toy"])
@@ -41,6 +44,12 @@ async def test_another_method_is_refused_with_those_that_there_are(app: Starlett
     done = await call(app, "/v1/chat/completions", method="GET")
     assert (done.status, done.headers["allow"]) == (405, "POST")
     assert (await call(app, "/health", method="HEAD")).status == 200
+
+
+def test_any_server_can_tell_that_it_is_an_asgi_app(app: Starlette) -> None:
+    """They look at its `__call__`, and take what is no coroutine function for ASGI 2, or WSGI."""
+    assert inspect.iscoroutinefunction(app.__call__)
+    assert inspect.iscoroutinefunction(LocalHosts(app).__call__)
 
 
 async def test_a_route_that_is_added_later_is_found(app: Starlette) -> None:

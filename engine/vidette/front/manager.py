@@ -157,7 +157,7 @@ class TokenizerManager:
         vid = self._submit(item, replace=replace)
         stream: Stream | None = None
         try:
-            prompt = await self._prompts.tokenise(item, request.text)
+            prompt = await self._prompts.tokenise(item)
             await self._wait_ring(vid)
             # From here to the yield nothing awaits: the route exists before the scheduler can answer.
             message = self._prepare(vid, item, prompt, deadline_s, timed)
@@ -190,7 +190,7 @@ class TokenizerManager:
         self.aborts.name(request.rid, items, vids[0])
         streams: tuple[Stream, ...] = ()
         try:
-            prompts = [await self._prompts.tokenise(item, request.text) for item in items[:: checked.n]]
+            prompts = [await self._prompts.tokenise(item) for item in items[:: checked.n]]
             await self._wait_ring(*vids)
             # From here to the yield nothing awaits, as above.
             messages = [

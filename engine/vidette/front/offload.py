@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
+from contextvars import copy_context
 from queue import SimpleQueue
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
@@ -40,16 +42,20 @@ class ThreadOffload:
     """
 
     def __init__(self, tasks: anyio.abc.TaskGroup, at_once: int) -> None:
-        self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
+        self._turns: SimpleQueue[bool] = SimpleQueue()
+        """A True for each call that came, also if it has left since; a False ends a thread."""
+        self._calls: OrderedDict[_Call[Any], None] = OrderedDict()
+        """Those that have not begun, the oldest first."""
         self._ended: Mailbox[_Call[Any]] = Mailbox()
         self._waited_for: set[_Call[Any]] = set()
         self._closed = False
-        self._closing = Lock()
-        """Held while a thread posts: one that is abandoned may be done when the mailbox is closed."""
+        self._lock = Lock()
+        """Held while calls are put in and taken, and while a thread posts: one that is abandoned may be done
+        when the mailbox is closed."""
         tasks.start_soon(self._run, at_once)
 
     async def __call__(self, function: Callable[[], T], /) -> T:
-        """Return what the call returns, or raise what it raises.
+        """Return what the call returns, or raise what it raises; it has the context of its caller.
 
         Raises:
             EngineClosed: the threads end, or have ended.
@@ -59,12 +65,15 @@ class ThreadOffload:
             raise _closed()
         call = _Call(function)
         self._waited_for.add(call)
-        self._calls.put(call)
+        with self._lock:
+            self._calls[call] = None
+        self._turns.put(True)
         try:
             await call.ended.wait()
         finally:
-            call.wanted = False
             self._waited_for.discard(call)
+            with self._lock:
+                self._calls.pop(call, None)
         return call.result()
 
     async def _run(self, at_once: int) -> None:
@@ -75,10 +84,12 @@ class ThreadOffload:
                 while True:
                     for call in await self._ended.receive_all():
                         call.ended.set()
+                        del call  # while this waits, nothing keeps it
         finally:
-            with self._closing:
+            with self._lock:
                 self._closed = True
                 self._ended.close()
+                self._calls.clear()
             for call in self._waited_for:
                 call.ended.set()
 
@@ -87,35 +98,40 @@ class ThreadOffload:
         try:
             await to_thread.run_sync(self._make_calls, limiter=limiter, abandon_on_cancel=True)
         finally:
-            self._calls.put(None)
+            self._turns.put(False)
 
     def _make_calls(self) -> None:
-        """Make calls until a None says that it is over; in a thread."""
-        while (call := self._calls.get()) is not None:
-            if call.wanted and not self._closed:
+        """Make calls until it is over; in a thread."""
+        while self._turns.get():
+            call = self._next()
+            if call is not None:
                 call.make()
-                with self._closing:
+                with self._lock:
                     if not self._closed:
                         self._ended.post(call)
-            del call  # while this waits, nothing keeps it
+            del call  # as above
+
+    def _next(self) -> _Call[Any] | None:
+        """Take the oldest call; None: whoever had this turn has left."""
+        with self._lock:
+            return self._calls.popitem(last=False)[0] if self._calls else None
 
 
 class _Call(Generic[T]):
     """One call."""
 
-    __slots__ = ("_error", "_function", "_value", "ended", "wanted")
+    __slots__ = ("_context", "_error", "_function", "_value", "ended")
 
     def __init__(self, function: Callable[[], T]) -> None:
+        self._context = copy_context()
         self._function = function
         self._value: list[T] = []
         self._error: Exception | None = None
         self.ended = anyio.Event()
-        self.wanted = True
-        """Whether somebody waits for it."""
 
     def make(self) -> None:
         try:
-            self._value.append(self._function())
+            self._value.append(self._context.run(self._function))
         except Exception as error:  # noqa: BLE001  handed to the caller, whatever it is
             self._error = error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -23,25 +23,6 @@ LONG_TEXT_CHARS: Final = 65_536
 """A text or conversation that is longer counts against LONG_TEXTS_CHARS while a prompt is made of it."""
 LONG_TEXTS_CHARS: Final = 16 * 1024 * 1024
 """Most characters of such texts at a time. One that is longer by itself is taken if there is no other."""
-
-
-class RenderedChat(str):
-    """A conversation as the model's template writes it, which knows its tokens: made together, they take one
-    turn in a thread, and not two.
-
-    Args:
-        text: of it.
-        ids: the tokens of that, int32.
-    """
-
-    __slots__ = ("ids",)
-    ids: NDArray[np.int32]
-
-    def __new__(cls, text: str, ids: NDArray[np.int32]) -> Self:
-        """Make one."""
-        rendered = super().__new__(cls, text)
-        rendered.ids = ids
-        return rendered
 
 
 class Prompts:
@@ -76,12 +57,8 @@ class Prompts:
             if len(text) * 4 >= max_total_tokens:  # else it fits if each byte is a token
                 check_fits(self._tokenizer.fewest_tokens(text, max_total_tokens), max_total_tokens)
 
-    async def tokenise(self, item: GenerateItem, given: object = None) -> memoryview:
+    async def tokenise(self, item: GenerateItem) -> memoryview:
         """Return the prompt as packed int32, in a column of its own.
-
-        Args:
-            item: checked.
-            given: what its text was given as.
 
         Raises:
             UsageError: it has no tokens, or some that are not of the vocabulary.
@@ -93,7 +70,7 @@ class Prompts:
             await anyio.lowlevel.checkpoint()  # so that a scope which has ended submits nothing
         else:
             assert item.text is not None
-            ids = await self._encode(given if isinstance(given, RenderedChat) else item.text)
+            ids = await self._encode(item.text)
             if not len(ids):
                 raise UsageError("text has no tokens; a prompt has at least one", param="text")
             if (most := ids.max()) >= self._vocab_size:  # tokenizers may know names that models do not
@@ -119,9 +96,6 @@ class Prompts:
         return ids
 
     async def _encode(self, text: str) -> NDArray[np.int32]:
-        if isinstance(text, RenderedChat):
-            await anyio.lowlevel.checkpoint()
-            return text.ids
         with self._counted(len(text)):
             return await self._in_time("tokenised", lambda: self._tokenizer.encode(text))
 
@@ -134,15 +108,7 @@ class Prompts:
             PromptTimeout: it took too long.
         """
         with self._counted(sum(len(text) for message in messages for text in map(str, message.values()))):
-            return await self._in_time("rendered", lambda: self._render(messages))
-
-    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        text = self._tokenizer.render_chat(messages)
-        if len(text) > LONG_TEXT_CHARS:  # it may not even fit
-            return text
-        ids = self._tokenizer.encode(text)
-        ids.setflags(write=False)
-        return RenderedChat(text, ids)
+            return await self._in_time("rendered", lambda: self._tokenizer.render_chat(messages))
 
     @contextmanager
     def _counted(self, chars: int) -> Iterator[None]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -202,9 +203,9 @@ class _Protocol(HttpToolsProtocol):
         if self._running is not None:
             self._running.disconnected = not self._running.response_complete
             self._running.message_event.set()
-        if self._leave is not None:
-            self._leave()
-            self._leave = None
+            if self._leave is not None:
+                self._leave()
+            self._forget_running()
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, and close the connection if it only ever swallows."""
@@ -235,7 +236,8 @@ class _Protocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Note that a piece of a body is."""
         self._unfinished = 0
-        super().on_body(body)
+        if self._leave is None or self.cycle is not self._running:  # else nobody reads it any more
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Note that a request is."""
@@ -247,13 +249,22 @@ class _Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        cycle.scope[ON_GONE] = self._on_gone  # type: ignore[typeddict-unknown-key]
+        cycle.scope[ON_GONE] = partial(self._on_gone, cycle)  # type: ignore[typeddict-unknown-key]
         # Around it may be the context of the request before, or of whatever had the client read on.
         self.server_state.context.copy().run(super()._start_asgi_task, cycle, app)
 
-    def _on_gone(self, leave: Callable[[], None]) -> None:
+    def _on_gone(self, cycle: RequestResponseCycle, leave: Callable[[], None]) -> None:
+        if cycle is not self._running or cycle.disconnected or cycle.response_complete:
+            leave()  # `receive()` would say so, too
+            return
         self._leave = leave
         self.flow.resume_reading()  # else its end might not be noticed; `receive()` does so, too
+
+    def _forget_running(self) -> None:
+        """Let go of what is called when the client goes, and of what that is asked of, which is this."""
+        self._leave = None
+        if self._running is not None:
+            self._running.scope.pop(ON_GONE, None)  # type: ignore[typeddict-item]
 
     @property
     def _answering(self) -> bool:
@@ -298,8 +309,8 @@ class _Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Note that an answer is complete, be it read or not."""
+        self._forget_running()
         super().on_response_complete()
-        self._leave = None
         self._expect_reader()
         if not self.pipeline and self.cycle.more_body:  # which nobody wants
             self._expect_head(self.server_state.limits.body_seconds)

@@ -134,13 +134,6 @@ class _Service(Starlette):
     nearly all that is asked for, are found in a table instead.
     """
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]
-        """Answer one request."""
-        scope["app"] = self
-        if self.middleware_stack is None:
-            self.middleware_stack = self.build_middleware_stack()
-        return self.middleware_stack(scope, receive, send)
-
     def build_middleware_stack(self) -> ASGIApp:
         """Put the middleware around the router."""
         self._plain: dict[tuple[str, str], Route] = {}

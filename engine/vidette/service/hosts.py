@@ -7,7 +7,6 @@ site, and no rule about origins keeps them apart; what gives it away is the name
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
@@ -33,7 +32,7 @@ class LocalHosts:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or pass it on; whatever is no HTTP is closed."""
         if scope["type"] == "http":
             host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
@@ -43,10 +42,12 @@ class LocalHosts:
                     "--allow-remote lifts that",
                     code="wrong_host",
                 )
-                return refuse(error, scope, receive, send)
+                await refuse(error, scope, receive, send)
+                return
         elif scope["type"] != "lifespan":
-            return WebSocketClose()(scope, receive, send)
-        return self._app(scope, receive, send)
+            await WebSocketClose()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
 
 def is_loopback(host: str) -> bool:

@@ -7,6 +7,8 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -174,12 +176,37 @@ async def test_threads_are_given_back_behind_the_engine_and_one_that_is_busy_aft
             seen.add(await anyio.to_thread.run_sync(threading.current_thread))
 
 
-async def test_a_call_that_is_over_is_kept_by_nobody() -> None:
-    class Large:
-        pass
+class Large:
+    """What one would not want to be kept."""
 
+
+async def test_a_call_that_is_over_is_kept_by_nobody() -> None:
     async with offloading(1) as offload:
         held = weakref.ref(await offload(Large))
-        await offload(lambda: None)
         gc.collect()
         await until(lambda: held() is None)
+
+
+async def test_of_a_caller_who_has_left_nothing_is_kept_however_busy_threads_are(calls: Calls) -> None:
+    async with offloading(1) as offload, anyio.create_task_group() as others:
+        others.start_soon(offload, calls)
+        await until(lambda: calls.begun == 1)
+        large = Large()
+        held = weakref.ref(large)
+        async with anyio.create_task_group() as callers:
+            callers.start_soon(offload, partial(id, large))
+            await anyio.wait_all_tasks_blocked()
+            callers.cancel_scope.cancel()
+        del large, callers
+        gc.collect()
+        assert held() is None
+        calls.go_on.set()
+
+
+async def test_a_call_has_the_context_of_its_caller() -> None:
+    whose: ContextVar[str] = ContextVar("whose")
+    whose.set("a caller's")
+    async with offloading(1) as offload:
+        assert await offload(whose.get) == "a caller's"
+        whose.set("another one's")
+        assert await offload(whose.get) == "another one's"

@@ -74,25 +74,6 @@ async def test_what_takes_too_long_is_refused_and_keeps_its_place_until_it_has_e
         tasks.cancel_scope.cancel()
 
 
-async def test_a_conversation_is_rendered_and_tokenised_in_one_turn_unless_it_is_long() -> None:
-    """What is made of a rendered conversation has its tokens; what a caller makes of it is tokenised anew."""
-    offload = Front().offload
-    prompts = Prompts(AsciiTokenizer(), offload, vocab_size=128, timeout=DEADLINE)
-    text = await prompts.render([{"role": "user", "content": "hello"}])
-    assert (text, offload.begun) == ("user: hello\n", 1)
-    packed = await prompts.tokenise(item(str(text)), text)
-    assert packed.cast("i").tolist() == list(b"user: hello")
-    assert packed.readonly
-    assert await prompts.ids_of(text, 100) == list(b"user: hello")
-    assert offload.begun == 1
-    longer = text + "more"
-    assert await prompts.ids_of(longer, 100) == list(b"user: hello\nmore")
-    assert offload.begun == 2
-    long = await prompts.render([{"role": "user", "content": "x" * LONG_TEXT_CHARS}])
-    assert len(await prompts.tokenise(item(str(long)), long)) == 4 * (len(long) - 1)
-    assert offload.begun == 4
-
-
 async def test_a_token_that_the_model_does_not_know_is_refused() -> None:
     """Tokenizers may have names of tokens beyond the vocabulary of their model."""
     prompts = Prompts(AsciiTokenizer(), Front().offload, vocab_size=100, timeout=DEADLINE)
