@@ -193,7 +193,8 @@ _ALL: Final = (
         stepping(OVERLAPPED, ALOFT),
         stepping(OVERLAPPED._replace(prompt=17, chunk=12, flushes=True), ALOFT._replace(rids=2, uses=3)),
         stepping(
-            PAUSED._replace(blocks=24, prompts=2, pauses=3), ALOFT._replace(rids=3, uses=9, tokens=3, losses=2)
+            PAUSED._replace(blocks=24, prompts=2, pauses=3),
+            ALOFT._replace(rids=3, uses=9, tokens=3, losses=2),
         ),
         heavy=True,
     ),

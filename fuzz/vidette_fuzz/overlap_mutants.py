@@ -26,7 +26,8 @@ class _AppliesBeforeLanding(OverlappedLoop):
             self._apply(command, now, told)
         effects = super().step((), now, launch=launch)
         return effects._replace(
-            messages=[*pack_rows(told.rows, self.ledger(), 1), *effects.messages], over=told.over + effects.over
+            messages=[*pack_rows(told.rows, self.ledger(), 1), *effects.messages],
+            over=told.over + effects.over,
         )
 
 
@@ -61,7 +62,8 @@ class _LaunchesASecondBatch(OverlappedLoop):
         self._land(first, told)
         self._flight = second
         return effects._replace(
-            messages=[*effects.messages, *pack_rows(told.rows, self.ledger(), 1)], over=effects.over + told.over
+            messages=[*effects.messages, *pack_rows(told.rows, self.ledger(), 1)],
+            over=effects.over + told.over,
         )
 
 

@@ -91,7 +91,8 @@ class OverlappedLoop(ExploredLoop):
     def lasts(self, vid: Vid, outcome: Outcome) -> bool:
         """Return whether one of the batch in flight lives on when that has landed."""
         sequence = self._running[vid]
-        return not outcome.stop and sequence.made + 1 < sequence.most
+        prefilling = self._chunk(sequence) < sequence.uncomputed
+        return prefilling or (not outcome.stop and sequence.made + 1 < sequence.most)
 
     # --- what happens --------------------------------------------------------
 
@@ -154,7 +155,9 @@ class OverlappedLoop(ExploredLoop):
         faults = super().check(rows)
         for vid, (blocks, _, _) in self._aloft.items():
             if not set(blocks).isdisjoint(self.blocks.free()):
-                faults.append(f"6: blocks of vid {label(vid)} were freed while it is in a batch on the device")
+                faults.append(
+                    f"6: blocks of vid {label(vid)} were freed while it is in a batch on the device"
+                )
         return faults
 
     def picture(self) -> tuple[object, ...]:
@@ -227,7 +230,7 @@ class OverlappedReplica(LoopReplica):
                 self._fault("4: a launch failed, and what had landed before it is never told")
             raise
         if vids and not (landing or self.posted or loop.aloft):
-            self._fault(f"8: vids {[*map(label, vids)]} are to be computed, and nothing is launched")
+            self._fault(f"8: {_vids(vids)} could be computed, and nothing is launched")
         self.aborted |= {ask.vid for ask in self.posted if ask.abort}
         self.posted, self.due, self.batch = (), effects.busy or effects.in_flight, loop.aloft
         for vid in self.batch:
@@ -272,11 +275,12 @@ class OverlappedWorld(LoopWorld):
 
     def singles(self) -> list[Action]:
         """List what can happen next but for steps."""
-        found = []
-        for action in super().singles():
-            # Between two steps nothing is evicted while a batch is in flight.
-            if action.name != "flush" or not self._at(action.replica).batch:
-                found.append(action)
+        # Blocks are taken by launches, so nothing is evicted while a batch is in flight.
+        found = [
+            action
+            for action in super().singles()
+            if action.name != "flush" or not self._at(action.replica).batch
+        ]
         for number in range(len(self.replicas)):
             if self._at(number).paused:
                 found.append(Action("continue", replica=number))
@@ -293,21 +297,26 @@ class OverlappedWorld(LoopWorld):
 
     def _steps(self, number: int) -> Iterator[Action]:
         replica = self._at(number)
-        loop, vids = replica.overlapped, replica.launchable
         if not (replica.due or replica.posted):
             return
-        name = "land" if replica.batch or loop.failed else "step"
-        fails = self.losses < self.bounds.losses and not self.cut and not loop.failed
-        for outcomes in product(*map(loop.outcomes, replica.batch)):
-            landing = dict(zip(replica.batch, outcomes, strict=True))
-            left = [vid for vid in vids if vid not in landing or loop.lasts(vid, landing[vid])]
-            counts = tuple(chain.from_iterable(outcomes))
-            for size in range(len(left) + 1):
-                for batch in combinations(left, size):
-                    if batch or name == "land" or replica.posted:
-                        yield Action(name, batch, replica=number, counts=counts)
+        fails = self.losses < self.bounds.losses and not self.cut and not replica.overlapped.failed
+        for outcomes in product(*map(replica.overlapped.outcomes, replica.batch)):
+            whole = self._step(number, outcomes)
+            for size in range(len(whole.vids) + 1):
+                for batch in combinations(whole.vids, size):
+                    if batch or whole.name == "land" or replica.posted:
+                        yield whole._replace(vids=batch)
                     if batch and fails:
-                        yield Action("launch fails", batch, replica=number, counts=counts)
+                        yield whole._replace(name="launch fails", vids=batch)
+
+    def _step(self, number: int, outcomes: Sequence[Outcome]) -> Action:
+        """Return a step that takes along all that it can."""
+        replica = self._at(number)
+        loop, landing = replica.overlapped, dict(zip(replica.batch, outcomes, strict=True))
+        left = [vid for vid in replica.launchable if vid not in landing or loop.lasts(vid, landing[vid])]
+        name = "land" if replica.batch or loop.failed else "step"
+        counts = tuple(chain.from_iterable(outcomes))
+        return Action(name, () if loop.failed else tuple(left), replica=number, counts=counts)
 
     def draining(self) -> list[Action]:
         """List what happens without new work, and without anybody's choice."""
@@ -315,9 +324,7 @@ class OverlappedWorld(LoopWorld):
         for number in range(len(self.replicas)):
             replica = self._at(number)
             if replica.due or replica.posted:
-                name = "land" if replica.batch or replica.overlapped.failed else "step"
-                counts = (0, 0) * len(replica.batch)
-                found.append(Action(name, tuple(replica.launchable), replica=number, counts=counts))
+                found.append(self._step(number, [Outcome()] * len(replica.batch)))
         return found
 
     # --- how it happens --------------------------------------------------------
@@ -379,23 +386,21 @@ class OverlappedWorld(LoopWorld):
         if replica.overlapped.failed:
             yield "the launch that failed is waited for"
         elif replica.batch:
-            pairs = zip(counts, counts, strict=True)
-            said = (
-                describe(vid, Outcome(*pair)) for vid, pair in zip(replica.batch, pairs, strict=True)
-            )
-            yield f"a batch lands: {', '.join(said)}"
+            pairs = zip(replica.batch, zip(counts, counts, strict=True), strict=True)
+            said = ", ".join(describe(vid, Outcome(*pair)) for vid, pair in pairs)
+            yield f"a batch lands: {said}"
         else:
             yield "a step is taken"
         if replica.posted:
-            yield f"{len(replica.posted)} posted before is applied"
+            yield f"what was posted is applied ({len(replica.posted)})"
         if action.name == "launch fails":
             yield f"the launch of {_vids(action.vids)} fails"
         elif then.batch:
             yield f"{_vids(then.batch)} is launched"
-        if after.losses == self.losses and (said := self.tell_rows(action, after)):
-            yield said.removeprefix("; ")
         if after.losses > self.losses:
             yield "the scheduler and its detokenizer die"
+        elif rows := self.tell_rows(action, after):
+            yield rows.removeprefix("; ")
 
 
 def _vids(vids: Iterable[Vid]) -> str:
