@@ -80,8 +80,7 @@ class _SleepsWhileItComputes(OverlappedLoop):
     """Takes a batch that was launched for one that is over."""
 
     def step(self, commands: Iterable[Command], now: float, *, launch: bool = True) -> Effects:
-        effects = super().step(commands, now, launch=launch)
-        return effects._replace(busy=effects.busy and not effects.in_flight, in_flight=False)
+        return super().step(commands, now, launch=launch)._replace(in_flight=False)
 
 
 class _ForgetsTheFailedLaunch(OverlappedLoop):
@@ -193,7 +192,7 @@ OVERLAP_MUTANTS: Final = (
         "asleep-with-a-batch-in-flight",
         _SleepsWhileItComputes,
         UNREPORTED,
-        "a batch is computed, and nobody takes its tokens until somebody asks for something else",
+        "a batch is computed while a reader lags behind, and nobody takes its tokens until he goes on",
         "overlapped",
         ALOFT,
         ONE,

@@ -232,7 +232,9 @@ class OverlappedReplica(LoopReplica):
         if vids and not (landing or self.posted or loop.aloft):
             self._fault(f"8: {_vids(vids)} could be computed, and nothing is launched")
         self.aborted |= {ask.vid for ask in self.posted if ask.abort}
-        self.posted, self.due, self.batch = (), effects.busy or effects.in_flight, loop.aloft
+        self.posted, self.batch = (), loop.aloft
+        # What is merely busy sleeps as long as a reader lags behind; what is in flight has to land.
+        self.due = effects.in_flight if loop.aloft or loop.failed else effects.busy
         for vid in self.batch:
             if vid in self.aborted:
                 self._fault(f"6: vid {label(vid)} was launched after its abort was applied")
