@@ -155,7 +155,7 @@ OVERLAP_MUTANTS: Final = (
     loop_mutant(
         "answered-before-what-landed",
         _AnswersBeforeTellingWhatLanded,
-        "sgl-project/sglang #21173, #28341 (a token and the answer to an abort cross)",
+        UNREPORTED,
         "an abort is answered, and then comes what has landed of its request just before",
         "overlapped",
         ALOFT,
@@ -164,7 +164,7 @@ OVERLAP_MUTANTS: Final = (
     loop_mutant(
         "given-back-in-flight",
         _GivesBackWhatIsComputed,
-        "mini-sglang, scheduler.py:156-159 and 190-195 (freed while a batch on the device writes to it)",
+        "vllm-project/vllm #45357; vllm-project/vllm-ascend #13501",
         "blocks are given back as soon as the last token is on its way, and a device still writes to them",
         "overlapped",
         ALOFT,
@@ -200,7 +200,7 @@ OVERLAP_MUTANTS: Final = (
     loop_mutant(
         "failed-launch-forgotten",
         _ForgetsTheFailedLaunch,
-        "vllm-project/vllm #56416",
+        UNREPORTED,
         "a launch fails, nobody dies of it, and those of its batch wait for ever",
         "overlapped",
         ALOFT,
@@ -227,7 +227,7 @@ OVERLAP_MUTANTS: Final = (
     loop_mutant(
         "retracted-in-flight",
         _RetractsWhatIsInFlight,
-        UNREPORTED,
+        "NVIDIA/TensorRT-LLM #10943 (evicted while its next token is computed)",
         "generation is paused, and what a device still computes gives its blocks up",
         "overlapped pauses",
         STILL,
