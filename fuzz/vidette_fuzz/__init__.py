@@ -12,6 +12,7 @@ Where to look:
 - `front_mutants`   faults of fronts and callers
 - `back_mutants`    faults of schedulers and detokenizers
 - `loop_mutants`    faults of the step loop, its prefix cache, its drafts and its sessions
+- `overlap_mutants`  faults of the step loop where a device computes meanwhile
 - `call_mutants`    faults of control calls and handshakes
 - `credit_mutants`  faults of arenas and of bounded links
 - `simulate`    the engine's own code on a clock that jumps, against an adversary

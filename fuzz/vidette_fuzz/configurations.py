@@ -74,9 +74,11 @@ def stepping(loop_bounds: LoopBounds, bounds: Bounds, parts: LoopParts | None = 
 def _step(loop_bounds: LoopBounds, bounds: Bounds, parts: LoopParts | None) -> Explorable[Any]:
     # Whoever explores another world need not load an engine.
     from vidette_fuzz.stepping.loop import ExploredLoop, LoopParts  # noqa: PLC0415
+    from vidette_fuzz.stepping.overlapped import OverlappedLoop, OverlappedWorld  # noqa: PLC0415
     from vidette_fuzz.stepping.world import LoopWorld  # noqa: PLC0415
 
-    return LoopWorld(LoopParts(ExploredLoop) if parts is None else parts, loop_bounds, bounds)
+    loop, world = (OverlappedLoop, OverlappedWorld) if loop_bounds.overlaps else (ExploredLoop, LoopWorld)
+    return world(LoopParts(loop) if parts is None else parts, loop_bounds, bounds)
 
 
 CORE: Final = Bounds(rids=2, uses=2, tokens=2, chunks=1, split_senders=True)
@@ -101,6 +103,10 @@ SESSION: Final = LoopBounds(session=True)
 STREAMING: Final = SESSION._replace(streaming=True, closes=True, waits=1)
 TURNS: Final = Bounds(rids=2, uses=2, tokens=1)
 ONE_BY_ONE: Final = Bounds(rids=1, uses=2, tokens=1, losses=1)
+OVERLAPPED: Final = LoopBounds(overlaps=True)
+ALOFT: Final = Bounds(rids=1, uses=2, tokens=2, losses=1)
+PAUSED: Final = OVERLAPPED._replace(prompt=17, chunk=12, flushes=True, pauses=1)
+STANDING_STILL: Final = Bounds(rids=1, uses=1, tokens=2)
 
 _ALL: Final = (
     Configuration(
@@ -179,6 +185,25 @@ _ALL: Final = (
         stepping(STREAMING, ONE_BY_ONE),
         stepping(STREAMING, ONE_BY_ONE._replace(rids=2, uses=3)),
         stepping(STREAMING, ONE_BY_ONE._replace(rids=2, uses=8, tokens=2)),
+        heavy=True,
+    ),
+    Configuration(
+        "overlapped",
+        "a step loop whose batch lands while all else goes on; a launch fails, or the process dies meanwhile",
+        stepping(OVERLAPPED, ALOFT),
+        stepping(OVERLAPPED._replace(prompt=17, chunk=12, flushes=True), ALOFT._replace(rids=2, uses=3)),
+        stepping(
+            PAUSED._replace(blocks=24, prompts=2, pauses=3),
+            ALOFT._replace(rids=3, uses=9, tokens=3, losses=2),
+        ),
+        heavy=True,
+    ),
+    Configuration(
+        "overlapped pauses",
+        "generation is paused in each way while a batch is in flight, and goes on; prefills in chunks",
+        stepping(PAUSED, STANDING_STILL),
+        stepping(PAUSED._replace(pauses=2), STANDING_STILL._replace(rids=2, uses=2, losses=1)),
+        stepping(PAUSED._replace(blocks=16, pauses=4), STANDING_STILL._replace(rids=3, uses=6, tokens=4)),
         heavy=True,
     ),
     Configuration(

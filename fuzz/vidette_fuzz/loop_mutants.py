@@ -190,7 +190,7 @@ RETRACTED: Final = ONE._replace(retractions=1)
 TWO: Final = AGAIN._replace(rids=2)
 
 
-def _mutant(  # noqa: PLR0917  a table, whose columns need no names
+def loop_mutant(  # noqa: PLR0917  a table, whose columns need no names
     name: str,
     part: type[ExploredLoop | ExploredCache | Sessions],
     report: str,
@@ -199,6 +199,17 @@ def _mutant(  # noqa: PLR0917  a table, whose columns need no names
     loop_bounds: LoopBounds,
     bounds: Bounds,
 ) -> Mutant:
+    """Return a mutant of a step loop.
+
+    Args:
+        name: as that of the mutant, like all but these.
+        part: with the fault.
+        report: likewise.
+        story: likewise.
+        configuration: likewise.
+        loop_bounds: of the smallest kind of world that shows it.
+        bounds: likewise.
+    """
     parts = LoopParts(ExploredLoop)
     if issubclass(part, ExploredLoop):
         parts = parts._replace(loop=part)
@@ -219,7 +230,7 @@ def _mutant(  # noqa: PLR0917  a table, whose columns need no names
 
 
 LOOP_MUTANTS: Final = (
-    _mutant(
+    loop_mutant(
         "shared-prefix-not-locked",
         _LocksNothingShared,
         "sgl-project/mini-sglang #52 (the node in use is not locked, only those above it)",
@@ -228,7 +239,7 @@ LOOP_MUTANTS: Final = (
         PREFIX,
         ONE,
     ),
-    _mutant(
+    loop_mutant(
         "duplicates-freed-in-use",
         _KeepsFreedDuplicates,
         "sgl-project/mini-sglang #142",
@@ -237,7 +248,7 @@ LOOP_MUTANTS: Final = (
         PREFIX,
         TWO._replace(tokens=2),
     ),
-    _mutant(
+    loop_mutant(
         "lock-outlives-retraction",
         _KeepsTheLockOfTheRetracted,
         "sgl-project/sglang #26560 (review: the lock of a retracted request leaks)",
@@ -246,7 +257,7 @@ LOOP_MUTANTS: Final = (
         PREFIX,
         RETRACTED,
     ),
-    _mutant(
+    loop_mutant(
         "retracted-freed-twice",
         _FreesTheRetractedTwice,
         "sgl-project/sglang #18694, #17797",
@@ -255,7 +266,7 @@ LOOP_MUTANTS: Final = (
         PREFIX,
         RETRACTED,
     ),
-    _mutant(
+    loop_mutant(
         "uncomputed-prefix-cached",
         _CachesTheUncomputed,
         "vllm-project/vllm #43569",
@@ -264,7 +275,7 @@ LOOP_MUTANTS: Final = (
         PREFIX,
         ONE,
     ),
-    _mutant(
+    loop_mutant(
         "rejected-draft-told",
         _TellsTheRejected,
         "openvinotoolkit/openvino.genai #4190 (what a rejected draft led to is what the client gets)",
@@ -273,7 +284,7 @@ LOOP_MUTANTS: Final = (
         DRAFTS,
         ONE._replace(tokens=4),
     ),
-    _mutant(
+    loop_mutant(
         "rejected-draft-computed",
         _CountsTheRejected,
         "openvinotoolkit/openvino.genai #4190; ml-explore/mlx-lm #1109",
@@ -282,7 +293,7 @@ LOOP_MUTANTS: Final = (
         DRAFTS,
         ONE._replace(tokens=4),
     ),
-    _mutant(
+    loop_mutant(
         "told-behind-the-stop",
         _TellsWhatFollowsTheStop,
         "vllm-project/vllm #47616; huggingface/transformers #47912; LostRuins/koboldcpp #1276",
@@ -291,7 +302,7 @@ LOOP_MUTANTS: Final = (
         DRAFTS,
         ONE._replace(tokens=4),
     ),
-    _mutant(
+    loop_mutant(
         "said-again-after-retraction",
         _SaysAgainWhatIsRetracted,
         "vllm-project/vllm-gaudi #541 (tokens are doubled, which shows after a preemption)",
@@ -300,7 +311,7 @@ LOOP_MUTANTS: Final = (
         DRAFTS,
         RETRACTED,
     ),
-    _mutant(
+    loop_mutant(
         "abandoned-turn-counts",
         _CountsTheAbandoned,
         "sgl-project/sglang #36475 (what the client never received is part of the session)",
@@ -309,7 +320,7 @@ LOOP_MUTANTS: Final = (
         STREAMING,
         AGAIN,
     ),
-    _mutant(
+    loop_mutant(
         "aborted-turn-in-flight",
         _KeepsTheAbortedInFlight,
         "sgl-project/sglang #31765",
@@ -318,7 +329,7 @@ LOOP_MUTANTS: Final = (
         STREAMING,
         AGAIN,
     ),
-    _mutant(
+    loop_mutant(
         "late-abort-ends-the-next-turn",
         _AbortsTheNextTurn,
         "sgl-project/sglang #36475 (the abort comes late, and races with the next turn)",
@@ -327,7 +338,7 @@ LOOP_MUTANTS: Final = (
         SESSION,
         TWO,
     ),
-    _mutant(
+    loop_mutant(
         "closed-under-a-turn",
         _ClosesUnderATurn,
         "sgl-project/sglang #22790 (a session is released while a request of it runs)",
@@ -336,7 +347,7 @@ LOOP_MUTANTS: Final = (
         STREAMING._replace(closes=True),
         AGAIN,
     ),
-    _mutant(
+    loop_mutant(
         "expired-under-a-turn",
         _ExpiresUnderATurn,
         UNREPORTED,
@@ -345,7 +356,7 @@ LOOP_MUTANTS: Final = (
         STREAMING._replace(waits=1),
         AGAIN,
     ),
-    _mutant(
+    loop_mutant(
         "replaced-turn-told-of-an-abort",
         _AnswersAnAbortNobodySent,
         "Vidette itself, before this configuration was there",

@@ -16,11 +16,19 @@ from vidette_fuzz.credit_mutants import CREDIT_MUTANTS
 from vidette_fuzz.front_mutants import FRONT_MUTANTS
 from vidette_fuzz.loop_mutants import LOOP_MUTANTS
 from vidette_fuzz.mutant import Mutant
+from vidette_fuzz.overlap_mutants import OVERLAP_MUTANTS
 
 MUTANTS: Final[Mapping[str, Mutant]] = MappingProxyType(
     {
         mutant.name: mutant
-        for mutant in (*FRONT_MUTANTS, *BACK_MUTANTS, *LOOP_MUTANTS, *CALL_MUTANTS, *CREDIT_MUTANTS)
+        for mutant in (
+            *FRONT_MUTANTS,
+            *BACK_MUTANTS,
+            *LOOP_MUTANTS,
+            *OVERLAP_MUTANTS,
+            *CALL_MUTANTS,
+            *CREDIT_MUTANTS,
+        )
     }
 )
 """Every mutant by name."""

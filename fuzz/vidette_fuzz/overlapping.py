@@ -48,7 +48,7 @@ class Overlapping:
         self._refuse("another batch is launched")
         self._flight = StepPlan(*(array.copy() for array in plan))
         self._result = None
-        return StepResult(_Due.of(lambda: self.result.logits), _Due.of(lambda: self.result.best))
+        return StepResult(Due.of(lambda: self.result.logits), Due.of(lambda: self.result.best))
 
     def finish(self) -> None:
         """Have computed what is in flight."""
@@ -68,13 +68,14 @@ class Overlapping:
             raise RuntimeError(f"{what} while a batch is in flight")
 
 
-class _Due(torch.Tensor):
+class Due(torch.Tensor):
     """Numbers that are there as soon as a model has computed them."""
 
     _look: Callable[[], torch.Tensor]
 
     @classmethod
     def of(cls, look: Callable[[], torch.Tensor]) -> Self:
+        """Return numbers that are looked up when they are looked at."""
         due = torch.empty(0).as_subclass(cls)
         due._look = look
         return due

@@ -40,6 +40,7 @@ FAULTS: Final = frozenset(
     {
         *("leave", "replace", "group is refused", "abort all", "overtaking abort arrives"),
         *("reject", "expire", "retract", "replica is lost", "flush", "close session", "time passes"),
+        *("launch fails", "pause"),
         *("die", "close", "give up", "leave the block", "arrive and drop", "consumer dies", "producer dies"),
     }
 )

@@ -48,6 +48,8 @@ def test_the_configurations_are_those_that_were_agreed() -> None:
         "speculation",
         "sessions",
         "streaming sessions",
+        "overlapped",
+        "overlapped pauses",
         "two schedulers and two fronts",
         "control calls",
         "arena credits",

@@ -20,6 +20,8 @@ class LoopBounds(NamedTuple):
         streaming: whether that takes one turn at a time, each behind the last.
         closes: whether the session may be closed.
         waits: how often the time passes after which an idle session ends.
+        overlaps: whether the model computes as a device does; without drafts and sessions.
+        pauses: how often generation is paused, of a model that overlaps.
     """
 
     blocks: int = 8
@@ -33,6 +35,8 @@ class LoopBounds(NamedTuple):
     streaming: bool = False
     closes: bool = False
     waits: int = 0
+    overlaps: bool = False
+    pauses: int = 0
 
 
 class Outcome(NamedTuple):

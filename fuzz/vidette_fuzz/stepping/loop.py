@@ -41,10 +41,16 @@ WAIT: Final = 1000.0
 
 
 class _Model:
-    """A model that nobody asks: what it says is chosen."""
+    """A model that nobody asks: what it says is chosen.
+
+    Args:
+        overlaps: whether it computes as a device does.
+    """
 
     info = ModelInfo("explored", "explored", VOCAB, 1 << 20, frozenset({EOS}), 1)
-    overlaps = False
+
+    def __init__(self, *, overlaps: bool) -> None:
+        self.overlaps = overlaps
 
     def allocate(self, num_blocks: int) -> None:
         """Nothing is computed, so nothing is stored."""
@@ -74,7 +80,6 @@ class _Model:
         raise NotImplementedError
 
 
-_MODEL: Final = _Model()
 _TABLE: Final = TokenTable([b"x"] * VOCAB, frozenset({EOS}))
 
 
@@ -112,7 +117,7 @@ class ExploredLoop(StepLoop):
         options = LoopOptions(
             num_blocks=bounds.blocks, step_tokens=VOCAB, max_running=VOCAB, draft_tokens=bounds.drafts
         )
-        super().__init__(_MODEL, options, table=_TABLE)
+        super().__init__(_Model(overlaps=bounds.overlaps), options, table=_TABLE)
         self._cache = self.blocks = parts.cache(bounds.blocks, ExploredRadix())
         self._sessions = parts.sessions(max_total_tokens=self.max_total_tokens)
         self._controls = Controls(self._sessions, self._cache, self._corpora)
@@ -125,13 +130,16 @@ class ExploredLoop(StepLoop):
 
     def copy(self) -> Self:
         """Return an independent loop in the same state."""
-        shared: list[object] = [self._model, self._options, self._corpora, self._bounds]
-        shared += [_TABLE, _TABLE.token_bytes]
+        shared = self._kept()
         for sequence in (*self._waiting.values(), *self._running.values()):
             shared.append(sequence.params)
             if sequence.ready:
                 shared.append(sequence.row)  # nothing in it changes without penalties
         return clone(self, {id(each): each for each in shared})
+
+    def _kept(self) -> list[object]:
+        """Return what never changes."""
+        return [self._model, self._options, self._corpora, self._bounds, _TABLE, _TABLE.token_bytes]
 
     # --- what is there -------------------------------------------------------
 
@@ -207,11 +215,8 @@ class ExploredLoop(StepLoop):
             outcomes: what the model says of each.
         """
         told = Told(self._now)
-        batch: list[Share] = []
         chosen = list(zip(vids, outcomes, strict=True))
-        for vid, _ in chosen:
-            if vid in self._waiting and self._prepare(self._waiting[vid], told):
-                self._begin(vid, self._now)
+        self._begin_all([vid for vid, _ in chosen], told)
         for vid, outcome in chosen:
             sequence = self._running[vid]
             if sequence.drafts is not None:
@@ -220,26 +225,29 @@ class ExploredLoop(StepLoop):
                     EOS if place + 1 == outcome.stop <= outcome.right else RIGHT + sequence.made + place
                     for place in range(self._bounds.drafts)
                 ]
-            batch.append(Share.of(sequence, self._chunk(sequence), self._bounds.drafts, self._cache))
-        self._charge(batch)
-        self._machine.launch(share.sequence.vid for share in batch)
-        logits: list[NDArray[np.float32]] = []
-        best: list[int] = []
-        for share, (_, outcome) in zip(batch, chosen, strict=True):
-            lines = self._say(share, outcome)
-            if share.best:
-                best += [int(line.argmax()) for line in lines]
-            else:
-                logits += lines
+        batch = self._take_along([vid for vid, _ in chosen])
         for share in batch:
-            self._note(share)
+            self._memory.write(*written(share))
         with torch.inference_mode():
-            result = StepResult(
-                torch.from_numpy(np.array(logits, dtype=np.float32).reshape(-1, VOCAB)),
-                torch.tensor(best, dtype=torch.int64),
-            )
+            result = self._result(batch, [outcome for _, outcome in chosen])
             self._land(Flight(batch, result), told)
         return self._tell(told)
+
+    def _begin_all(self, vids: Iterable[Vid], told: Told) -> None:
+        """Begin those that are not."""
+        for vid in vids:
+            if vid in self._waiting and self._prepare(self._waiting[vid], told):
+                self._begin(vid, self._now)
+
+    def _take_along(self, vids: Iterable[Vid]) -> list[Share]:
+        """Return the batch of some that have begun; it is launched now."""
+        batch = [
+            Share.of(self._running[vid], self._chunk(self._running[vid]), self._bounds.drafts, self._cache)
+            for vid in vids
+        ]
+        self._charge(batch)
+        self._machine.launch(share.sequence.vid for share in batch)
+        return batch
 
     def retract(self, vid: Vid) -> None:
         """Take the blocks of a running request."""
@@ -251,20 +259,39 @@ class ExploredLoop(StepLoop):
         self._cache.clear()
         self._memory.forget(self.blocks.free())
 
-    def wait(self) -> None:
+    def pass_time(self) -> None:
         """Let the time pass after which a session that nobody uses ends."""
         self._now += WAIT
         self._controls.settle(self._now, len(self._machine))
 
     def _tell(self, told: Told) -> list[TokenRow]:
         self._controls.take_answers()
+        return self._note(told.rows)
+
+    def _note(self, rows: list[TokenRow]) -> list[TokenRow]:
+        """Note which blocks are free, and how requests ended; return what was said of them."""
         self._memory.forget(self.blocks.free())
-        for row in told.rows:
+        for row in rows:
             if row.reason is not None:
                 self.ends[Vid(row.vid)] = row.reason.type
-        return told.rows
+        return rows
 
     # --- what the model says -------------------------------------------------
+
+    def _result(self, batch: Items[Share], outcomes: Items[Outcome]) -> StepResult:
+        """Return what the model says of a batch, and note what the texts are from now on."""
+        logits: list[NDArray[np.float32]] = []
+        best: list[int] = []
+        for share, outcome in zip(batch, outcomes, strict=True):
+            lines = self._say(share, outcome)
+            if share.best:
+                best += [int(line.argmax()) for line in lines]
+            else:
+                logits += lines
+        return StepResult(
+            torch.from_numpy(np.array(logits, dtype=np.float32).reshape(-1, VOCAB)),
+            torch.tensor(best, dtype=torch.int64),
+        )
 
     def _say(self, share: Share, outcome: Outcome) -> list[NDArray[np.float32]]:
         """Return the logits of a share, and note what the text is from now on."""
@@ -287,14 +314,6 @@ class ExploredLoop(StepLoop):
             if EOS in text:
                 del text[text.index(EOS) + 1 :]
         return lines
-
-    def _note(self, share: Share) -> None:
-        """Note what a share computes into which place."""
-        sequence = share.sequence
-        assert sequence.hold is not None
-        first = sequence.computed
-        tokens = sequence.tokens[first : first + share.tokens]
-        self._memory.write(sequence.hold.blocks, first, tokens)
 
     # --- what must hold ------------------------------------------------------
 
@@ -336,6 +355,15 @@ class ExploredLoop(StepLoop):
         waiting = tuple((vid, _picture(sequence)) for vid, sequence in sorted(self._waiting.items()))
         running = tuple((vid, _picture(sequence)) for vid, sequence in sorted(self._running.items()))
         return (waiting, running), self.blocks.explored.picture(), self._now
+
+
+def written(share: Share) -> tuple[list[int], int, NDArray[np.int32]]:
+    """Return into which blocks a share writes, from which position on, and what."""
+    sequence = share.sequence
+    assert sequence.hold is not None
+    first = sequence.computed
+    tokens = sequence.tokens[first : first + share.tokens]
+    return sequence.hold.blocks.copy(), first, tokens.copy()
 
 
 def _picture(sequence: Sequence) -> tuple[object, ...]:

@@ -98,7 +98,7 @@ class LoopReplica(Replica):
 
     def wait(self) -> None:
         """Let time pass."""
-        self._own().wait()
+        self._own().pass_time()
         if self.book is not None:
             self.book.wait()
         self._say([])
@@ -180,6 +180,8 @@ class LoopWorld(World):
     __slots__ = ("_opened", "asked", "loop_bounds", "loop_parts", "waits")
 
     names: ClassVar = NAMES | {"step", "flush", "close session", "time passes"}
+    kind: ClassVar[type[LoopReplica]] = LoopReplica
+    """Of its replicas."""
 
     def __init__(
         self,
@@ -205,7 +207,7 @@ class LoopWorld(World):
                 OpenSessionReqInput(id=0, session_id=NAME, streaming=bounds.streaming, timeout=WAIT / 2)
             )
         book = Book(streaming=bounds.streaming, opened=opened) if bounds.session else None
-        return LoopReplica(loop, self.parts.detokenizer(), book)
+        return self.kind(loop, self.parts.detokenizer(), book)
 
     def copy(self) -> Self:
         """Return a world in the same state."""
@@ -386,8 +388,8 @@ class LoopWorld(World):
             case "step":
                 counts = iter(action.counts)
                 outcomes = [Outcome(*pair) for pair in zip(counts, counts, strict=True)]
-                said = [_say(vid, outcome) for vid, outcome in zip(action.vids, outcomes, strict=True)]
-                return f"a step computes {', '.join(said)}" + self._tell_rows(action, after)
+                said = [describe(vid, outcome) for vid, outcome in zip(action.vids, outcomes, strict=True)]
+                return f"a step computes {', '.join(said)}" + self.tell_rows(action, after)
             case "flush":
                 return "all that nobody uses is evicted"
             case "time passes":
@@ -399,7 +401,8 @@ class LoopWorld(World):
             case _:
                 return super().tell(action, after)
 
-    def _tell_rows(self, action: Action, after: Self) -> str:
+    def tell_rows(self, action: Action, after: Self) -> str:
+        """Return what a step says of requests, to be put behind the rest."""
         before = len(self.replicas[action.replica].rows)
         rows = after.replicas[action.replica].rows[before:]
         return "".join(
@@ -413,7 +416,8 @@ def _labels(vids: Iterable[Vid]) -> str:
     return f"[{', '.join(map(label, sorted(vids)))}]"
 
 
-def _say(vid: Vid, outcome: Outcome) -> str:
+def describe(vid: Vid, outcome: Outcome) -> str:
+    """Return in a few words what the model says of a request."""
     text = f"vid {label(vid)}"
     if outcome.right:
         text += f", {outcome.right} of whose drafts are right"
