@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 
+import anyio
 import msgspec
 import pytest
 
-from vidette.transport.spawn import ChildSpec, Look, _Echo, describe_exit, look_at
+from vidette.transport.spawn import Child, ChildSpec, Look, _Echo, describe_exit, look_at
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,20 @@ def wait_echoed() -> None:
     for thread in threading.enumerate():
         if thread.name == "echo":
             thread.join(20)
+
+
+async def test_what_a_child_said_at_its_end_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if nobody listens any more, since what runs the listener was cancelled."""
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    child = Child("scheduler", {}, {}, backend="asyncio", module="this")  # says a poem, and ends
+    try:
+        with anyio.fail_after(20):
+            assert await child.wait_exit() == 0
+    finally:
+        child.close()
+    wait_echoed()
+    assert stderr.getvalue().endswith("let's do more of those!\n")
 
 
 def test_lines_are_passed_on_whole(monkeypatch: pytest.MonkeyPatch) -> None:
