@@ -74,6 +74,12 @@ def test_what_all_lines_have() -> None:
     assert said == {"level": "warning", "logger": "vidette.front", "message": "it is slow"}
 
 
+def test_where_something_was_is_said_if_that_is_asked_for() -> None:
+    made = record("slow")
+    made.stack_info = "Stack:\n  here"
+    assert as_json(JsonLines().format(made))["stack"] == "Stack:\n  here"
+
+
 def test_the_access_log_is_text_while_that_is_asked_for() -> None:
     assert JsonLines().format(record('path="/"', name="vidette.access")) == 'path="/"'
 

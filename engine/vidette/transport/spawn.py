@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 import anyio
 import msgspec
 
-from vidette._log_lines import message_of
+from vidette._log_lines import message_of, name_of
 
 LAST_WORDS_BYTES: Final = 16 * 1024
 """How much of a child's stderr is kept for the error that tells of its death."""
@@ -294,13 +294,13 @@ def describe_exit(role: str, status: int, last_words: str) -> str:
     lines: Sequence[str] = last_words.splitlines()
     # Behind what a crash is come the stacks of all threads.
     fatal = next((line for line in lines if line.startswith(FATAL)), None)
-    words = f"; its last words: {fatal or _last_line(lines[-1])}" if lines else ""
+    words = f"; its last words: {fatal or _last_line(role, lines[-1])}" if lines else ""
     return f"the {role} {how}{words}"
 
 
-def _last_line(line: str) -> str:
-    """Return the last line of what a line says, which may be an object in JSON."""
-    return (message_of(line).splitlines() or [line])[-1]
+def _last_line(role: str, line: str) -> str:
+    """Return the last line of what a line says, which may be an object in JSON, or of a traceback."""
+    return (message_of(line).splitlines() or [line])[-1].strip().removeprefix(name_of(role))
 
 
 def guard(spec: ChildSpec) -> None:
