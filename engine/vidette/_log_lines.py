@@ -80,7 +80,9 @@ class ChildLines(logging.Formatter):
         if record.exc_info:
             said["error"] = self.formatException(record.exc_info)
         while len(line := json.dumps(said)) > LINE_BYTES:
-            name = max((name for name in said if isinstance(said[name], str)), key=lambda name: len(said[name]))
+            name = max(
+                (name for name in said if isinstance(said[name], str)), key=lambda name: len(said[name])
+            )
             half = len(said[name]) // 2
             said[name] = CUT + said[name][half + 1 :] if name in TRACES else said[name][: half - 1] + CUT
         return line

@@ -26,6 +26,16 @@ from vidette.transport.spawn import Child, ChildSpec, Look, _Echo, describe_exit
             "Traceback\n  ...\nOSError: no",
             "the scheduler ended with exit status 1; its last words: OSError: no",
         ),
+        (
+            1,
+            "vidette scheduler: OSError: no\n  Traceback\n    ...\n  OSError: no",
+            "the scheduler ended with exit status 1; its last words: OSError: no",
+        ),
+        (
+            1,
+            "vidette scheduler: UsageError: no",
+            "the scheduler ended with exit status 1; its last words: UsageError: no",
+        ),
         (-signal.SIGKILL, "", "the scheduler was killed by SIGKILL"),
         (-signal.SIGSEGV, "oops", "the scheduler was killed by SIGSEGV; its last words: oops"),
         (-63, "", "the scheduler was killed by signal 63"),
