@@ -30,7 +30,7 @@ logger = logging.getLogger("vidette")
 
 
 def fields_of(record: logging.LogRecord, message: str) -> dict[str, Any]:
-    """Return what each line has: time, level, logger, message, and as `stack` where it was, if that is asked."""
+    """Return what each line has: time, level, logger, message, and the stack if that is asked for."""
     fields = {
         "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
         "level": record.levelname.lower(),
@@ -55,7 +55,7 @@ def printable(line: str) -> str:
 
 
 def as_text(message: str, trace: str = "") -> str:
-    """Return a message as one line, and a traceback in lines that are indented, so that none poses as another."""
+    """Return a message as one line, and a traceback in lines that are indented, so that none poses as one."""
     return "\n".join([printable(message), *(f"  {printable(line)}" for line in trace.splitlines())])
 
 
