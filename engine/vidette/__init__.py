@@ -29,7 +29,7 @@ General layout:
 - `_supervisor`  what becomes of an engine when a process of it dies
 - `_child`       the main module of a child process
 - `child`        the same, for an engine with messages of its own
-- `_log_lines`   lines of a log as JSON, as all processes write them
+- `_log_lines`   lines of a log, as all processes write them
 - `_collector`   the garbage collector of a process, frozen for a while on request
 - `_freeze`      until when, and how
 - `_custom`      what an engine is given of a user's own messages

@@ -8,7 +8,6 @@ import logging
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -17,7 +16,7 @@ import msgspec
 
 from vidette._custom import Handlers
 from vidette._groups import sole_cause
-from vidette._log_lines import ChildLines, log_what_python_says, tell
+from vidette._log_lines import ChildLines, ChildText, log_what_python_says, tell
 from vidette.config import EngineConfig
 from vidette.errors import Error
 from vidette.models import load_token_table, resolve
@@ -49,8 +48,8 @@ def main(argv: list[str], *, codec: Codec | None = None, handlers: Handlers | No
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL)
     config = msgspec.json.decode(spec.config, type=EngineConfig)
-    as_json = config.log_format == "json"
-    _log_to_stderr(role, spec.incarnation, as_json=as_json)
+    lines = ChildLines(role, spec.incarnation) if config.log_format == "json" else ChildText(role)
+    _log_to_stderr(lines)
     channels = {name: Channel(socket.socket(fileno=fd)) for name, fd in spec.links.items()}
     run: Callable[[dict[str, Channel], EngineConfig, int], Awaitable[None]]
     if role == "scheduler":
@@ -61,7 +60,7 @@ def main(argv: list[str], *, codec: Codec | None = None, handlers: Handlers | No
         anyio.run(run, channels, config, spec.incarnation, backend=spec.backend)
     except Exception as error:  # noqa: BLE001  the last handler of the process: it reports and exits
         cause = sole_cause(error)
-        _say(cause, as_json=as_json)
+        tell(cause, trace=not isinstance(cause, Error))  # a bug, of ours or of what we use: say where
         _report(role, channels["front"], cause)
         return 1
     return 0
@@ -108,27 +107,13 @@ async def _detokenizer(
         )
 
 
-def _log_to_stderr(role: str, incarnation: int, *, as_json: bool) -> None:
-    """Write what is logged on stderr, which the front passes on."""
+def _log_to_stderr(lines: logging.Formatter) -> None:
+    """Write what is logged on stderr, which the front passes on, and what Python would print there."""
     logging.getLogger("vidette").setLevel(logging.INFO)  # what takes long at the start is said while it does
-    if not as_json:
-        logging.basicConfig(format=f"vidette {role}: %(message)s")
-        return
     handler = logging.StreamHandler()
-    handler.setFormatter(ChildLines(role, incarnation))
+    handler.setFormatter(lines)
     logging.basicConfig(handlers=[handler])
     log_what_python_says()
-
-
-def _say(error: BaseException, *, as_json: bool) -> None:
-    """Say on stderr why this process ends."""
-    bug = not isinstance(error, Error)  # of ours, or of what we use: say where
-    if as_json:
-        tell(error, trace=bug)
-        return
-    if bug:
-        traceback.print_exception(error)
-    print(f"{type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _report(role: str, channel: Channel, error: BaseException) -> None:

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Mapping
 from datetime import datetime
@@ -144,17 +145,33 @@ def test_what_others_log_is_json_as_well(monkeypatch: pytest.MonkeyPatch) -> Non
     """Also what Python itself says: a warning, and an error that nothing handles."""
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
+    before = sys.excepthook, sys.unraisablehook, threading.excepthook, warnings.showwarning
     with logging_to_stderr(as_json=True) as tell:
         logging.getLogger("uvicorn.error").error("it is\nbroken")
         warnings.showwarning("soon gone", UserWarning, "theirs.py", 7)
         sys.excepthook(KeyError, KeyError("x"), None)
         tell("100 % fine")
+    assert before == (sys.excepthook, sys.unraisablehook, threading.excepthook, warnings.showwarning)
     with pytest.raises(UsageError), logging_to_stderr(as_json=True):
         raise UsageError("no such thing")
     messages = [json.loads(line)["message"] for line in stderr.getvalue().splitlines()]
     assert messages[0] == "it is\nbroken"
     assert "soon gone" in messages[1]
     assert messages[2:] == ["KeyError: 'x'", "100 % fine", "no such thing"]
+
+
+def test_a_bug_of_the_server_is_a_line_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing prints it as text: what ends the program says nothing."""
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with pytest.raises(SystemExit) as ended, logging_to_stderr(as_json=True):
+        raise LookupError("a bug\nFORGED")
+    said = json.loads(stderr.getvalue())
+    assert (ended.value.code, said["level"], said["message"]) == (1, "error", "LookupError: a bug\nFORGED")
+    assert said["error"].startswith("Traceback")
+    for error, as_json in ((LookupError("a bug"), False), (BrokenPipeError(), True)):
+        with pytest.raises(type(error)), logging_to_stderr(as_json=as_json):
+            raise error
 
 
 def test_lines_are_json_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidette._log_lines import LINE_BYTES, ChildLines, log_what_python_says, message_of
+from vidette._log_lines import CUT, LINE_BYTES, ChildLines, ChildText, log_what_python_says, message_of
 
 LINES = ChildLines("scheduler", 3)
 
@@ -50,6 +50,34 @@ def test_whatever_is_said_is_a_short_line_of_ascii(message: str, error: ValueErr
         assert said.get("error", "").endswith(trace[-100:])
 
 
+@pytest.mark.parametrize("field", ["name", "levelname", "msg", "stack_info"])
+def test_whatever_is_too_long_is_cut(field: str) -> None:
+    record = logging.LogRecord("mine", logging.WARNING, __file__, 1, "said", None, None)
+    record.stack_info = "Stack"
+    record.__dict__[field] = "a" + "x" * 9000 + "z"
+    line = LINES.format(record)
+    assert len(line) <= LINE_BYTES
+    said = json.loads(line)
+    shown = said[{"name": "logger", "levelname": "level", "msg": "message", "stack_info": "stack"}[field]]
+    assert (shown[0] == "a", shown[-1] == "z") == ((False, True) if field == "stack_info" else (True, False))
+    whole = {"logger": "mine", "level": "warning", "message": "said", "stack": "Stack"}
+    assert len(whole.items() - said.items()) == 1
+
+
+@given(TEXTS, TEXTS)
+def test_no_text_of_a_child_poses_as_a_line(message: str, error: str) -> None:
+    """The first line says whose it is, the others are indented, and none is too long."""
+    record = logging.LogRecord("mine", logging.WARNING, __file__, 1, "%s", (message,), None)
+    record.exc_info = (ValueError, ValueError(error), None)
+    first, *others = ChildText("scheduler").format(record).split("\n")
+    assert first.startswith("vidette scheduler: ")
+    assert others
+    assert all(line.startswith("  ") for line in others)
+    for line in (first, *others):
+        assert line.isprintable()
+        assert len(line.encode()) <= LINE_BYTES + len(CUT.encode())
+
+
 @pytest.mark.parametrize("line", ["", "text", "[1]", '{"a": 1}', '{"message": 1}', '{"a":' + "[" * 9999])
 def test_a_line_that_is_no_object_is_its_own_message(line: str) -> None:
     assert message_of(line) == line
@@ -64,6 +92,16 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
     finally:
         undo()
     assert before == (sys.excepthook, sys.unraisablehook, threading.excepthook, warnings.showwarning)
+
+
+def test_warnings_that_a_program_has_logged_stay_so() -> None:
+    logging.captureWarnings(capture=True)
+    shows = warnings.showwarning
+    try:
+        log_what_python_says()()
+        assert warnings.showwarning is shows
+    finally:
+        logging.captureWarnings(capture=False)
 
 
 def test_what_nothing_catches_is_logged(

@@ -15,8 +15,10 @@ import pytest
 HERE = Path(__file__).parent
 HEAVY = {
     "test_all_are_ended_at_once_and_garbage_is_left_out",
+    "test_as_text_nothing_that_one_says_poses_as_another_line",
     "test_eight_streams_go_on_without_a_seam",
     "test_many_at_once_say_what_each_says_alone",
+    "test_of_an_error_that_tells_all_there_is_no_traceback",
     "test_opening_again_and_again_leaves_nothing_behind",
     "test_storm",
     "test_streams_go_on_after_a_death",

@@ -73,6 +73,26 @@ async def test_whatever_python_says_is_an_object_in_a_line(monkeypatch: pytest.M
     assert "most recent call first" in said.getvalue(), "faulthandler's lines stay as they are"
 
 
+async def test_as_text_nothing_that_one_says_poses_as_another_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = hear_stderr(monkeypatch)
+    with anyio.fail_after(DEADLINE):
+        async with open_engine(
+            "toy", topology="processes", codec=CODEC, child="tests.process.talking_child"
+        ) as engine:
+            assert (await engine.control(TalkReq(id=0))).success
+        await wait_said(said, LAST)
+    lines = said.getvalue().partition("Current thread")[0].splitlines()  # until faulthandler says its own
+    while lines[-1].startswith(("Thread", "  File")) or not lines[-1]:
+        del lines[-1]
+    assert "vidette scheduler: two\\nlines, \N{SNOWMAN}" in lines
+    assert "vidette scheduler: thread their own: ZeroDivisionError: division by zero" in lines
+    assert "  ZeroDivisionError: division by zero" in lines
+    assert any("soon gone" in line for line in lines)
+    assert all(line.startswith(("vidette scheduler: ", "vidette detokenizer: ", "  ")) for line in lines), (
+        lines
+    )
+
+
 async def test_why_one_ends_is_such_a_line_and_the_front_says_its_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -87,3 +107,19 @@ async def test_why_one_ends_is_such_a_line_and_the_front_says_its_message(
     assert (last["role"], last["level"], last["incarnation"]) == ("scheduler", "error", 0)
     assert last["error"].startswith("Traceback")
     assert last["message"].partition(":")[0] in str(caught.value)
+
+
+async def test_of_an_error_that_tells_all_there_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = hear_stderr(monkeypatch)
+    corpus = tmp_path / "a\nvidette: all is well"
+    corpus.write_bytes(b"\xff")
+    with anyio.fail_after(DEADLINE):
+        with pytest.raises(EngineBroken, match="UsageError: draft_corpus is"):
+            async with open_engine("toy", topology="processes", draft_tokens=1, draft_corpus=str(corpus)):
+                pytest.fail("it opened")
+        await wait_said(said, "\n")
+    (line,) = said.getvalue().splitlines()
+    assert line.startswith("vidette scheduler: UsageError: draft_corpus is ")
+    assert "invalid start byte" in line

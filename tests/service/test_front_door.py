@@ -18,6 +18,7 @@ import vidette
 from tests.service.driver import Call, Silence, call
 from vidette import UsageError
 from vidette.service import FrontDoor, Keys, LogSettings, Secret, build_app, check_origins
+from vidette.service.access_log import MOST_BODY_BYTES, SHOWN_BODY_BYTES
 from vidette.service.keys import OPEN, given_key, read_keys
 
 API, ROOT = "sk-client", "sk-root"
@@ -402,6 +403,19 @@ async def test_prompts_are_if_that_is_asked_for(
     assert "a prompt nobody else reads" in await logged(
         engine, caplog, LogSettings(requests=True, level=level)
     )
+
+
+@pytest.mark.parametrize(("level", "most"), [(2, SHOWN_BODY_BYTES), (3, MOST_BODY_BYTES)])
+async def test_of_a_long_body_the_beginning_is_in_the_log(
+    engine: vidette.Engine, caplog: pytest.LogCaptureFixture, level: Any, most: int
+) -> None:
+    """The loop waits while a line is made, and what has to be escaped takes longest."""
+    app = build_app(engine, door=FrontDoor(logs=LogSettings(requests=True, level=level, format="json")))
+    with caplog.at_level(logging.INFO, "vidette.access"):
+        await call(app, "/generate", b"\x7f" * (most + 100))
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "vidette.access"]
+    said = msgspec.json.decode(line)
+    assert (said["received"], said["body"]) == (most + 100, "\x7f" * most)
 
 
 async def test_what_a_client_chose_ends_no_line(

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from vidette._log_lines import log_what_python_says
+from vidette._log_lines import log_what_python_says, tell
 from vidette.api import Engine
 from vidette.cli._run import say
 from vidette.errors import Error, UsageError
@@ -93,8 +93,8 @@ def add_front_door_options(parser: argparse.ArgumentParser) -> None:
         choices=(0, 1, 2, 3),
         default=0,
         metavar="N",
-        help="how much of each: 1 also who asked, 2 also how the body begins, 3 all of it; from 2 on prompts "
-        "are in the log (default: 0)",
+        help="how much of each: 1 also who asked, 2 also how the body begins, 3 its first 256 KiB; from 2 on "
+        "prompts are in the log (default: 0)",
     )
     group.add_argument(
         "--log-format", choices=("text", "json"), default="text", help="how lines are written (default: text)"
@@ -185,3 +185,10 @@ def logging_to_stderr(*, as_json: bool) -> Iterator[Callable[[str], None]]:
             if as_json:  # the command says it as well once this is over, as text, and not where it was either
                 logger.error("%s", error)  # noqa: TRY400
             raise
+        except BrokenPipeError:  # whoever read it is gone, which is no bug
+            raise
+        except Exception as error:
+            if not as_json:
+                raise
+            tell(error)
+            raise SystemExit(1) from error  # Python would print it as well once this is over, as text

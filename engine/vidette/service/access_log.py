@@ -11,19 +11,22 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vidette.service.log_lines import ACCESS, ANSWERED, FIELDS, Names, hide_ids, printable, words_of
+from vidette._log_lines import printable
+from vidette.service.log_lines import ACCESS, ANSWERED, FIELDS, Names, hide_ids, words_of
 from vidette.service.request_ids import REQUEST_ID
 
 logger = logging.getLogger(ACCESS)
 
 SHOWN_BODY_BYTES: Final = 2048
 """How much of a body is logged at level 2."""
+MOST_BODY_BYTES: Final = 256 * 1024
+"""Likewise at level 3. The loop waits while a line is made: measured, at most 47 ms of so much."""
 SHOWN_CHARS: Final = 256
 """How much of a path or a header is logged."""
 
 Level = Literal[0, 1, 2, 3]
 """How much is logged: 0 what was asked for and what came of it; 1 also who asked; 2 also how the body begins,
-and with it prompts; 3 all of the body."""
+and with it prompts; 3 far more of the body."""
 Format = Literal["text", "json"]
 
 
@@ -98,7 +101,7 @@ class AccessLog:
         return self._answer_logged(scope, receive, send)
 
     async def _answer_logged(self, scope: Scope, receive: Receive, send: Send) -> None:
-        seen = _Seen(receive, send, {2: SHOWN_BODY_BYTES, 3: None}.get(self._settings.level, 0))
+        seen = _Seen(receive, send, {2: SHOWN_BODY_BYTES, 3: MOST_BODY_BYTES}.get(self._settings.level, 0))
         began = self._clock()
         try:
             await self._app(scope, seen.receive, seen.send)
@@ -106,16 +109,30 @@ class AccessLog:
             line = _line(scope, seen, self._clock() - began, self._settings.level)
             if self._settings.format == "json":
                 fields = {"message": f"{line.method} {line.path} {line.status}", **msgspec.to_builtins(line)}
-                text, more = msgspec.json.encode(line).decode(), {FIELDS: fields}
+                logger.info("%s", _Text(line, _in_json), extra={FIELDS: fields})
             else:
-                text, more = words_of(line), {}
-            logger.info("%s", printable(text), extra=more)
+                logger.info("%s", _Text(line, words_of))
+
+
+class _Text:
+    """A line as text, which is made if somebody asks for it: one that has fields does not."""
+
+    def __init__(self, line: Line, write: Callable[[Line], str]) -> None:
+        self._line = line
+        self._write = write
+
+    def __str__(self) -> str:
+        return printable(self._write(self._line))
+
+
+def _in_json(line: Line) -> str:
+    return msgspec.json.encode(line).decode()
 
 
 class _Seen:
     """Counts what passes, and keeps so much of the body."""
 
-    def __init__(self, receive: Receive, send: Send, most: int | None) -> None:
+    def __init__(self, receive: Receive, send: Send, most: int) -> None:
         self._receive = receive
         self._send = send
         self._most = most
@@ -127,7 +144,7 @@ class _Seen:
         message = await self._receive()
         piece: bytes = message.get("body", b"")
         self.received += len(piece)
-        self.body += piece if self._most is None else piece[: max(0, self._most - len(self.body))]
+        self.body += piece[: max(0, self._most - len(self.body))]
         return message
 
     async def send(self, message: MutableMapping[str, Any]) -> None:

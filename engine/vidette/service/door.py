@@ -67,12 +67,7 @@ class FrontDoor(Struct, frozen=True):
         Args:
             tracer: makes a span for each request; None: nothing does.
         """
-        layers = [Middleware(RequestIds)]
-        if tracer is not None:
-            from vidette.service.traces import Traces  # noqa: PLC0415  only whoever traces has what it needs
-
-            layers.append(Middleware(Traces, tracer=tracer))
-        layers.append(Middleware(AccessLog, settings=self.logs))
+        layers = [Middleware(RequestIds), Middleware(AccessLog, settings=self.logs)]
         if self.cors_origins:
             layers.append(
                 Middleware(
@@ -87,6 +82,10 @@ class FrontDoor(Struct, frozen=True):
             layers.append(Middleware(NamedOrigins, origins=self.cors_origins))
         if self.keys:
             layers.append(Middleware(KeyCheck, keys=self.keys))
+        if tracer is not None:  # behind the keys: whoever has none makes no span
+            from vidette.service.traces import Traces  # noqa: PLC0415  only whoever traces has what it needs
+
+            layers.append(Middleware(Traces, tracer=tracer))
         return layers
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from vidette._log_lines import fields_of
+from vidette._log_lines import as_text, fields_of, printable
 
 ACCESS: Final = "vidette.access"
 """Name of the logger that has a line for each request."""
@@ -63,13 +63,10 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a line, or several."""
-        lines = [printable(record.getMessage())]
-        names = ANSWERED.get()
+        message, names = record.getMessage(), ANSWERED.get()
         if names is not None and record.name != ACCESS:
-            lines[0] += f" ({printable(words_of(names))})"
-        if record.exc_info:
-            lines += [f"  {printable(line)}" for line in self.formatException(record.exc_info).splitlines()]
-        return "\n".join(lines)
+            message += f" ({words_of(names)})"
+        return as_text(message, self.formatException(record.exc_info) if record.exc_info else "")
 
 
 class JsonLines(logging.Formatter):
@@ -80,14 +77,15 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a line."""
-        fields = record.__dict__.get(FIELDS)
+        fields: dict[str, Any] | None = record.__dict__.get(FIELDS)
         if record.name == ACCESS and fields is None:
             return printable(record.getMessage())
         names = ANSWERED.get()
-        said: dict[str, Any] = {
-            **fields_of(record),
+        own = fields or {}
+        said = {
+            **fields_of(record, own["message"] if "message" in own else record.getMessage()),
             **({} if names is None else msgspec.to_builtins(names)),
-            **(fields or {}),
+            **own,
         }
         if record.exc_info:
             said["error"] = self.formatException(record.exc_info)
@@ -105,10 +103,3 @@ def words_of(struct: Struct) -> str:
         f"{name}={msgspec.json.encode(value).decode() if isinstance(value, str) else value}"
         for name, value in msgspec.to_builtins(struct).items()
     )
-
-
-def printable(line: str) -> str:
-    """Return a line with what a terminal might obey escaped, as JSON has it; msgspec escapes only some."""
-    if line.isprintable():
-        return line
-    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)

@@ -30,6 +30,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from vidette.service.keys import OPEN
 from vidette.service.log_lines import note_trace
 
 PARENT: Final = b"traceparent"
@@ -45,7 +46,8 @@ MEMBER: Final = re.compile(
 MOST_MEMBERS: Final = 32
 """Of `tracestate`; one that has more is as none."""
 METHOD: Final = "POST"
-"""Only what makes something is traced, and not who looks, such as a probe of health."""
+"""Only what makes something is traced, and not who looks, such as a probe of health; so no path that needs no
+key is, by any method: whoever has none fills no queue of spans."""
 
 
 class Traces:
@@ -62,7 +64,7 @@ class Traces:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, within its span."""
-        if scope["type"] != "http" or scope["method"] != METHOD:
+        if scope["type"] != "http" or scope["method"] != METHOD or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
         parent = parent_of(scope["headers"])

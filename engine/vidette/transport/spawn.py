@@ -24,10 +24,12 @@ from typing import Final, NamedTuple
 import anyio
 import msgspec
 
-from vidette._log_lines import message_of
+from vidette._log_lines import message_of, name_of
 
 LAST_WORDS_BYTES: Final = 16 * 1024
 """How much of a child's stderr is kept for the error that tells of its death."""
+PIPE_BYTES: Final = 64 * 1024
+"""What a pipe holds: so much of what a child says is read at once."""
 DEFAULT_ENVIRONMENT: Final = {"GOMP_SPINCOUNT": "1000"}
 """What a child finds in its environment unless ours says otherwise. Threads of the compute library then spin
 at its barriers for microseconds, not milliseconds. Measured on two cores with two threads and one stream:
@@ -153,14 +155,14 @@ class Child:
             await anyio.wait_readable(self._stderr)
 
     def _read(self) -> bool:
-        """Take what the child has said by now; return whether more may come."""
+        """Take what the child has said by now, which its pipe holds; return whether more may come."""
         try:
-            while said := os.read(self._stderr, 4096):
-                self._said.add(said)
-                self._echo.add(said)
+            said = os.read(self._stderr, PIPE_BYTES)
         except BlockingIOError:
             return True
-        return False
+        self._said.add(said)
+        self._echo.add(said)
+        return bool(said)
 
     async def wait_exit(self) -> int:
         """Wait until the child has ended; return its exit status (minus the signal that killed it)."""
@@ -189,6 +191,7 @@ class Child:
             return
         self.kill()
         self._process.wait()
+        self._read()  # whoever listened may have been cancelled before it heard all
         self._echo.end()
         for descriptor in (self._guard, self._stderr, self._pidfd):
             os.close(descriptor)
@@ -241,8 +244,9 @@ class _Echo:
     """Passes on to our stderr what a child says on its own.
 
     In a daemon thread that lives while there is something to say, since our stderr may be a pipe that nobody
-    empties: neither a loop, nor the child, nor the end of the program ever waits for whoever reads it. What
-    does not fit meanwhile is left out. By whole lines, so that those of several processes do not mix.
+    empties: for what children say, neither a loop, nor the child, nor the end of the program waits for
+    whoever reads it; what this process logs itself does wait. What does not fit meanwhile is left out. By
+    whole lines, so that those of several processes do not mix.
     """
 
     def __init__(self) -> None:
@@ -290,13 +294,13 @@ def describe_exit(role: str, status: int, last_words: str) -> str:
     lines: Sequence[str] = last_words.splitlines()
     # Behind what a crash is come the stacks of all threads.
     fatal = next((line for line in lines if line.startswith(FATAL)), None)
-    words = f"; its last words: {fatal or _last_line(lines[-1])}" if lines else ""
+    words = f"; its last words: {fatal or _last_line(role, lines[-1])}" if lines else ""
     return f"the {role} {how}{words}"
 
 
-def _last_line(line: str) -> str:
-    """Return the last line of what a line says, which may be an object in JSON."""
-    return (message_of(line).splitlines() or [line])[-1]
+def _last_line(role: str, line: str) -> str:
+    """Return the last line of what a line says, which may be an object in JSON, or of a traceback."""
+    return (message_of(line).splitlines() or [line])[-1].strip().removeprefix(name_of(role))
 
 
 def guard(spec: ChildSpec) -> None:

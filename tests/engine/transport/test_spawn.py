@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 
+import anyio
 import msgspec
 import pytest
 
-from vidette.transport.spawn import ChildSpec, Look, _Echo, describe_exit, look_at
+from vidette.transport.spawn import Child, ChildSpec, Look, _Echo, describe_exit, look_at
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,16 @@ from vidette.transport.spawn import ChildSpec, Look, _Echo, describe_exit, look_
             1,
             "Traceback\n  ...\nOSError: no",
             "the scheduler ended with exit status 1; its last words: OSError: no",
+        ),
+        (
+            1,
+            "vidette scheduler: OSError: no\n  Traceback\n    ...\n  OSError: no",
+            "the scheduler ended with exit status 1; its last words: OSError: no",
+        ),
+        (
+            1,
+            "vidette scheduler: UsageError: no",
+            "the scheduler ended with exit status 1; its last words: UsageError: no",
         ),
         (-signal.SIGKILL, "", "the scheduler was killed by SIGKILL"),
         (-signal.SIGSEGV, "oops", "the scheduler was killed by SIGSEGV; its last words: oops"),
@@ -90,6 +101,20 @@ def wait_echoed() -> None:
     for thread in threading.enumerate():
         if thread.name == "echo":
             thread.join(20)
+
+
+async def test_what_a_child_said_at_its_end_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if nobody listens any more, since what runs the listener was cancelled."""
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    child = Child("scheduler", {}, {}, backend="asyncio", module="this")  # says a poem, and ends
+    try:
+        with anyio.fail_after(20):
+            assert await child.wait_exit() == 0
+    finally:
+        child.close()
+    wait_echoed()
+    assert stderr.getvalue().endswith("let's do more of those!\n")
 
 
 def test_lines_are_passed_on_whole(monkeypatch: pytest.MonkeyPatch) -> None:
