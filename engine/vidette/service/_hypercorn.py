@@ -55,6 +55,8 @@ _LOST: Final = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResour
 """What reading and writing raises when the client is gone."""
 _AUTHORITY: Final = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 """What comes before the path, if a client names the whole URL."""
+_LENGTHS: Final = {b"content-length", b"transfer-encoding"}
+"""Headers that say how long a body is."""
 
 _Send = Callable[[Any], Awaitable[None]]
 _Put = Callable[[Any], Awaitable[None]]
@@ -347,7 +349,8 @@ class _Turn:
 class _Parser(h11.Connection):
     """HTTP/1.1 of h11's, which does not wait for a chunk that is longer than all bodies together may be.
 
-    What is less absurd goes to the app, which says how long a body may be.
+    What is less absurd goes to the app, which says how long a body may be. Nor does it choose, of two lengths
+    of a body, the one that a proxy may not have gone by.
 
     Args:
         longest: bytes of a chunk.
@@ -358,8 +361,10 @@ class _Parser(h11.Connection):
         self._longest = longest
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
-        """Return what comes next, unless it is the beginning of such a chunk."""
+        """Return what comes next, unless it is the beginning of such a chunk or body."""
         event = super().next_event()
+        if isinstance(event, h11.Request) and {name for name, _ in event.headers} >= _LENGTHS:
+            raise h11.RemoteProtocolError("a body has two lengths", error_status_hint=400)
         # Told nowhere else; readers of what is not in chunks have no such thing.
         if getattr(self._reader, "_bytes_in_chunk", 0) > self._longest:
             raise h11.RemoteProtocolError("a chunk is too long", error_status_hint=413)
