@@ -426,6 +426,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(
             received += await read(stream)
         status = b"404" if path == "/nowhere" else b"400" if len(sent) == 100 else b"408"
         assert received.startswith(b"HTTP/1.1 " + status)
+        assert received.lower().count(b"connection: close") <= 1
 
 
 # --- how many ------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.types import ASGIApp
 
-from vidette.service.crowds import FULL, Crowd
+from vidette.service.crowds import CLOSE, FULL, Crowd
 from vidette.service.limits import ServiceLimits
 from vidette.service.sockets import HEAD_BYTES, forget_unsent
 
@@ -381,8 +381,8 @@ class _Http(H11Protocol):
 
     async def stream_send(self, event: Spoken) -> None:
         """Send a part of an answer, which says so if it is the last one on this connection."""
-        if isinstance(event, Response) and self.unread:
-            headers = [*event.headers, (b"connection", b"close")]
+        if isinstance(event, Response) and self.unread and CLOSE not in event.headers:
+            headers = [*event.headers, CLOSE]
             event = Response(event.stream_id, headers, event.status_code)
         await super().stream_send(event)
 
