@@ -22,7 +22,6 @@ from vidette.kernels.build import SOURCE
 from vidette.service.site import FILES
 
 IMPORTED_BY_OTHERS = {
-    "httptools": "uvicorn parses HTTP with it",
     "uvloop": "uvicorn runs on it",
 }
 """Dependencies that we do not import ourselves."""

@@ -109,6 +109,50 @@ async def test_no_offer_to_speak_something_else_is_taken(address: tuple[str, int
     assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 5"))
 
 
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+async def test_the_body_of_a_request_with_an_offer_is_no_request(
+    method: bytes, chunked: bool, late: bool, last: bool
+) -> None:
+    """Whether or not it comes with its head, and it is what is read of that request."""
+    seen: list[tuple[str, bytes]] = []
+    begun = anyio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        assert b"upgrade" not in dict(scope["headers"])
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body += message["body"]
+            more = message["more_body"]
+        seen.append((scope["path"], body))
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    inner = b"GET /inner HTTP/1.1\r\nhost: x\r\n\r\n"
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(inner), inner) if chunked else inner
+    head = b"%b /outer HTTP/1.1\r\nhost: x\r\n" % method
+    head += b"connection: upgrade%b\r\nupgrade: %b\r\n" % (
+        b", close" if last else b"",
+        b"websocket" if late else b"h2c",
+    )
+    head += b"transfer-encoding: chunked\r\n\r\n" if chunked else b"content-length: %d\r\n\r\n" % len(inner)
+    behind = b"GET /behind HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    async with served(app) as address, await anyio.connect_tcp(*address) as stream:
+        if late:
+            await stream.send(head)
+            await begun.wait()
+            await stream.send(body + behind)
+        else:
+            await stream.send(head + body + behind)
+        answers = await read(stream)
+    assert seen == [("/outer", inner), ("/behind", b"")][: 1 if last else 2]
+    assert answers.count(b"HTTP/1.1 204 ") == answers.count(b"HTTP/") == len(seen)
+
+
 async def test_a_target_may_be_a_whole_url(address: tuple[str, int]) -> None:
     for target, status in (
         (b"http://x/health", b"200"),
@@ -382,6 +426,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(
             received += await read(stream)
         status = b"404" if path == "/nowhere" else b"400" if len(sent) == 100 else b"408"
         assert received.startswith(b"HTTP/1.1 " + status)
+        assert received.lower().count(b"connection: close") <= 1
 
 
 # --- how many ------------------------------------------------------------------------------------

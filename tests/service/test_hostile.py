@@ -2,7 +2,9 @@
 
 A file has the fault, whose it was, what went wrong there, and requests. Each of them is `json`, or a `body`
 or a whole request `raw` in pieces, of which one may be repeated, each with its `NUMBER`; with the statuses
-that may answer it (0: the connection is closed), what the answer `says`, and texts that it is `without`.
+that may answer it (0: the connection is closed), on each server if they differ, what the answer `says`, and
+texts that it is `without`. What is `late` of a raw one is sent as soon as it is being answered. There are at
+`most` so many answers, and then the connection ends: if a body were taken for a request, there would be more.
 `KEY` in `raw` is the line with the key, and `DECOY` an address to which nobody may connect.
 
 How long the slowest request of each file took is printed at the end, and how much memory there was after each
@@ -57,12 +59,14 @@ class Repeated(Struct, forbid_unknown_fields=True):
 class Hostile(Struct, forbid_unknown_fields=True):
     """One request, and what may become of it."""
 
-    status: list[int]
+    status: list[int] | dict[str, list[int]]
     method: str = "POST"
     path: str = ""
     json: msgspec.Raw = msgspec.Raw()
     body: list[str | Repeated] = []
     raw: list[str | Repeated] = []
+    late: list[str | Repeated] = []
+    most: int = 1
     headers: dict[str, str] = {}
     key: str = KEY
     says: str = ""
@@ -79,7 +83,11 @@ class Hostile(Struct, forbid_unknown_fields=True):
             yield f"{self.method} {self.path} HTTP/1.1\r\n{head}content-length: {len(body)}\r\n\r\n".encode()
             yield body
         else:
-            yield from (piece.replace(b"KEY\r\n", f"x-api-key: {KEY}\r\n".encode()) for piece in pieces)
+            yield from map(with_key, pieces)
+
+    def may_be(self, server: str) -> list[int]:
+        """Return the statuses that may answer it."""
+        return self.status[server] if isinstance(self.status, dict) else self.status
 
 
 class Fault(Struct, forbid_unknown_fields=True):
@@ -102,6 +110,7 @@ class Running(NamedTuple):
     """A server, and a socket that nobody may connect to."""
 
     engine: vidette.Engine
+    server: str
     address: tuple[str, int]
     decoy: socket.socket
     good: bytes
@@ -115,6 +124,10 @@ def text_of(piece: str | Repeated) -> bytes:
     if "NUMBER" not in piece.repeat:
         return piece.repeat.encode() * piece.times
     return "".join(piece.repeat.replace("NUMBER", str(number)) for number in range(piece.times)).encode()
+
+
+def with_key(piece: bytes) -> bytes:
+    return piece.replace(b"KEY\r\n", f"x-api-key: {KEY}\r\n".encode())
 
 
 def read(name: str) -> Fault:
@@ -136,6 +149,7 @@ async def running(
     engine: vidette.Engine, anyio_backend: tuple[str, dict[str, Any]]
 ) -> AsyncGenerator[Running]:
     slowest: dict[str, Took] = {}
+    server = str(next(param.id for param in SERVERS if param.values == (anyio_backend,)))
     gate = Gate()
     door = FrontDoor(keys=Keys((Secret(KEY), Secret("sk-other", "neighbour")), Secret(ADMIN_KEY)))
     app = build_app(engine, gate=gate, door=door, limits=ServiceLimits(body_seconds=1.0))
@@ -145,8 +159,7 @@ async def running(
         async with serving(app, sock, gate=gate):
             good = await ask(sock.getsockname(), GOOD_REQUEST, "")
             assert good.startswith(b"HTTP/1.1 200 ")
-            yield Running(engine, sock.getsockname(), decoy, text_in(good), slowest)
-    server = next(param.id for param in SERVERS if param.values == (anyio_backend,))
+            yield Running(engine, server, sock.getsockname(), decoy, text_in(good), slowest)
     print(f"\nThe slowest request of each file, on {server}:")
     for name, (seconds, request) in slowest.items():
         print(f"  {name:<20} {seconds * 1000:6.1f} ms  {request:.60}")
@@ -156,20 +169,25 @@ GOOD_REQUEST = Hostile([200], path="/generate", json=msgspec.Raw(msgspec.json.en
 
 
 async def ask(address: tuple[str, int], request: Hostile, decoy: str) -> bytes:
-    """Return all that comes for a request until the connection ends, or, of a raw one, the head."""
+    """Return all that comes for a request until the connection ends."""
     received = b""
+    answered = anyio.Event()
 
     async def send(stream: anyio.abc.ByteSendStream) -> None:
         with suppress(anyio.BrokenResourceError):  # the server need not take all of it
             for piece in request.sent(decoy):
                 await stream.send(piece)
+            await answered.wait()
+            for piece in map(text_of, request.late):
+                await stream.send(with_key(piece))
 
     with anyio.fail_after(ANSWER_SECONDS):
         async with await anyio.connect_tcp(*address) as stream, anyio.create_task_group() as tasks:
             tasks.start_soon(send, stream)
             with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
-                while not (request.raw and b"\r\n\r\n" in received):
+                while True:
                     received += await stream.receive()
+                    answered.set()
             tasks.cancel_scope.cancel("it was answered")
     return received
 
@@ -201,7 +219,8 @@ async def ask_all(running: Running, name: str) -> None:
         answer = await ask(running.address, request, url_of(running.decoy))
         took = Took(time.perf_counter() - begun, f"requests[{place}] {request.path or 'raw'}")
         running.slowest[name] = max(running.slowest.get(name, took), took)
-        assert status_in(answer) in request.status, (place, request.path, answer[:500])
+        assert status_in(answer) in request.may_be(running.server), (place, request.path, answer[:500])
+        assert answer.count(b"HTTP/1.1 ") <= request.most, (place, request.path, answer[:500])
         assert request.says.encode() in answer, (place, request.path, answer[:500])
         for text in request.without:
             assert text.encode() not in answer, (place, request.path)

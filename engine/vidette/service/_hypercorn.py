@@ -32,7 +32,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.types import ASGIApp
 
-from vidette.service.crowds import FULL, Crowd
+from vidette.service.crowds import CLOSE, FULL, Crowd
 from vidette.service.limits import ServiceLimits
 from vidette.service.sockets import HEAD_BYTES, forget_unsent
 
@@ -55,6 +55,8 @@ _LOST: Final = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResour
 """What reading and writing raises when the client is gone."""
 _AUTHORITY: Final = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 """What comes before the path, if a client names the whole URL."""
+_LENGTHS: Final = {b"content-length", b"transfer-encoding"}
+"""Headers that say how long a body is."""
 
 _Send = Callable[[Any], Awaitable[None]]
 _Put = Callable[[Any], Awaitable[None]]
@@ -347,7 +349,8 @@ class _Turn:
 class _Parser(h11.Connection):
     """HTTP/1.1 of h11's, which does not wait for a chunk that is longer than all bodies together may be.
 
-    What is less absurd goes to the app, which says how long a body may be.
+    What is less absurd goes to the app, which says how long a body may be. Nor does it choose, of two lengths
+    of a body, the one that a proxy may not have gone by.
 
     Args:
         longest: bytes of a chunk.
@@ -358,8 +361,10 @@ class _Parser(h11.Connection):
         self._longest = longest
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
-        """Return what comes next, unless it is the beginning of such a chunk."""
+        """Return what comes next, unless it is the beginning of such a chunk or body."""
         event = super().next_event()
+        if isinstance(event, h11.Request) and {name for name, _ in event.headers} >= _LENGTHS:
+            raise h11.RemoteProtocolError("a body has two lengths", error_status_hint=400)
         # Told nowhere else; readers of what is not in chunks have no such thing.
         if getattr(self._reader, "_bytes_in_chunk", 0) > self._longest:
             raise h11.RemoteProtocolError("a chunk is too long", error_status_hint=413)
@@ -376,8 +381,8 @@ class _Http(H11Protocol):
 
     async def stream_send(self, event: Spoken) -> None:
         """Send a part of an answer, which says so if it is the last one on this connection."""
-        if isinstance(event, Response) and self.unread:
-            headers = [*event.headers, (b"connection", b"close")]
+        if isinstance(event, Response) and self.unread and CLOSE not in event.headers:
+            headers = [*event.headers, CLOSE]
             event = Response(event.stream_id, headers, event.status_code)
         await super().stream_send(event)
 

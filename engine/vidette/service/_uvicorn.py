@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 import anyio
+import httptools
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -165,6 +166,37 @@ class _State(ServerState):
             self.default_headers = [(b"date", formatdate(second, usegmt=True).encode())]
 
 
+class _Parser(httptools.HttpRequestParser):
+    """HTTP/1.1 of httptools', which gets the head of a request again if that offers to speak something else.
+
+    With the offer, such a request ends at its head, and its body would be taken for the next one.
+
+    Args:
+        protocol: is told what comes.
+    """
+
+    def __init__(self, protocol: _Protocol) -> None:
+        self._protocol = protocol
+        self._begin()
+
+    def _begin(self) -> None:
+        super().__init__(self._protocol)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+
+    def feed_data(self, data: Any) -> None:
+        """Parse what has come."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                super().feed_data(rest)
+                break
+            except httptools.HttpParserUpgrade as offer:
+                rest = rest[offer.args[0] :]
+                head = self._protocol.head_without_offer()
+                self._begin()
+                super().feed_data(head)
+
+
 class _Protocol(HttpToolsProtocol):
     """HTTP/1.1 of uvicorn's, with bounds on heads, which it collects however long they get and take, and on
     clients that do not read. That one has left is noticed also if it has sent something ahead.
@@ -185,6 +217,7 @@ class _Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, which has to ask for something, if there is room for it."""
         super().connection_made(transport)
+        self.parser = _Parser(self)
         self.server_state.arriving.discard(self)
         app: Any = self.server_state.crowd.app_for(self.server_state.open)
         if app is None:
@@ -225,7 +258,11 @@ class _Protocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Note that a head is complete."""
+        """Note that a head is complete; one with an offer comes again."""
+        if self.parser.get_method() == b"CONNECT":
+            raise httptools.HttpParserError("this is no proxy")
+        if self.parser.should_upgrade():
+            return
         self._unfinished = 0
         self._expect_no_head()
         self.server_state.refresh_date()
@@ -241,11 +278,20 @@ class _Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Note that a request is."""
+        if self.parser.should_upgrade():
+            return
         self._unfinished = 0
         super().on_message_complete()
         if not self._answering:  # it was refused before, and nobody has begun to wait for the next one
             self._expect_no_head()
             self._expect_head()
+
+    def head_without_offer(self) -> bytes:
+        """Return the last head as it was, but for an offer to go on in something else."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle

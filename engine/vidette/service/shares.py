@@ -1,10 +1,11 @@
 """`Shares`: how much of the engine each key may have, so that no client takes all of it.
 
-A request counts as the answers it asks for, from its head to its end, whatever ends it. That bounds how many
-a key has at once. A rate is what is left of a minute's worth: it fills up steadily, and while it is full a
-key may ask for all of it at once. Tokens are counted when they are known, which is afterwards, so a key may
-come to owe some; it is let in again once they are paid off. The prompt counts with each of its answers, and
-what was made of these counts whether or not the client has read it.
+A request counts as the answers it asks for, from its head to its end, whatever ends it, but for one that is
+refused because its key has no more. That bounds how many a key has at once. A rate is what is left of a
+minute's worth: it fills up steadily, and while it is full a key may ask for all of it at once. Tokens are
+counted when they are known, which is afterwards, so a key may come to owe some; it is let in again once they
+are paid off. The prompt counts with each of its answers, and what was made of these counts whether or not the
+client has read it.
 
 Nothing is kept but one record for each key that was configured.
 """
@@ -31,6 +32,10 @@ MINUTE: Final = 60.0
 
 Clock = Callable[[], float]
 """Returns seconds that only rise."""
+
+
+class ShareUsedUp(Overloaded):
+    """A key has all that it may have, for now."""
 
 
 class Counted(Protocol):
@@ -127,7 +132,7 @@ class Share:
         """Return the place of one request more, as one answer.
 
         Raises:
-            Overloaded: the share is used up, for now.
+            ShareUsedUp: it is, for now.
         """
         self.take(1)
         return Place(self)
@@ -140,7 +145,7 @@ class Share:
         """Take room for so many answers.
 
         Raises:
-            Overloaded: there is none, for now.
+            ShareUsedUp: there is none, for now.
             UsageError: there never is.
         """
         now = self._clock()
@@ -150,11 +155,11 @@ class Share:
                 raise UsageError(
                     f"{count} answers are asked for at once; a key may have {self._most}", param="n"
                 )
-            raise Overloaded(f"{self._live} requests of key {self._name!r} live; at most {self._most} may")
+            raise ShareUsedUp(f"{self._live} requests of key {self._name!r} live; at most {self._most} may")
         for rate, amount, what in ((self._requests, count, "requests"), (self._tokens, 1, "tokens")):
             if rate is not None and (seconds := rate.wait(amount, now)) > 0:
                 self._refused += 1
-                raise Overloaded(
+                raise ShareUsedUp(
                     f"key {self._name!r} has had its {rate.per_minute:g} {what} a minute",
                     retry_after=min(seconds, LONGEST_RETRY),
                 )
@@ -183,12 +188,12 @@ class Share:
         """Count so many bytes more of bodies that are being read.
 
         Raises:
-            Overloaded: they have become too many, for now; these count as well, until `forget`.
+            ShareUsedUp: they have become too many, for now; these count as well, until `forget`.
         """
         self._reading += count
         if self._most_read is not None and self._reading > self._most_read:
             self._refused += 1
-            raise Overloaded(
+            raise ShareUsedUp(
                 f"{self._reading} bytes of bodies of key {self._name!r} are being read; "
                 f"at most {self._most_read} may"
             )
@@ -216,13 +221,16 @@ class Place:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         count, self._count = self._count, 0
-        self._share.give_back(count)
+        if isinstance(error, ShareUsedUp):  # of bytes: the request is refused, as if it had never come in
+            self._share.untake(count)
+        else:
+            self._share.give_back(count)
 
     def widen(self, answers: int) -> None:
         """Have room for so many answers, all in all, or for none.
 
         Raises:
-            Overloaded: there is not, for now.
+            ShareUsedUp: there is not, for now.
             UsageError: there never is.
         """
         if answers > self._count:
