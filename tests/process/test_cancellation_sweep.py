@@ -154,7 +154,7 @@ OPERATIONS: dict[str, tuple[Operation, int]] = {
     "generate and read": (generate_and_read, 3),
     "generate from ids": (generate_from_ids, 2),
     "generate and iterate": (generate_and_iterate, 3),
-    "generate and leave": (generate_and_leave, 3),
+    "generate and leave": (generate_and_leave, 2),
     "generate with a deadline": (generate_with_a_deadline, 1),
     "generate a group": (generate_a_group, 4),
     "wait for a group": (wait_for_a_group, 4),

@@ -67,7 +67,7 @@ class Faulty:
         self.config = engine.config
         self.max_total_tokens = engine.max_total_tokens
 
-    def generate(self, _request: object) -> NoReturn:
+    def generate(self, _request: object, **_options: object) -> NoReturn:
         raise ExceptionGroup("secret", [ZeroDivisionError("secret")])
 
     async def heartbeat(self) -> None:
