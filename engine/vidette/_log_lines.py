@@ -59,6 +59,12 @@ def as_text(message: str, trace: str = "") -> str:
     return "\n".join([printable(message), *(f"  {printable(line)}" for line in trace.splitlines())])
 
 
+def trace_of(record: logging.LogRecord) -> str:
+    """Return the traceback of a record, and the stack that it was made to tell, if it has them."""
+    trace = logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
+    return "\n".join(filter(None, (trace, record.stack_info)))
+
+
 class ChildLines(logging.Formatter):
     """One JSON object: time, level, logger, message, which process it is, and as `error` a traceback.
 
@@ -103,8 +109,7 @@ class ChildText(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a line, or several."""
-        trace = self.formatException(record.exc_info) if record.exc_info else ""
-        text = as_text(f"{name_of(self._role)}{record.getMessage()}", trace)
+        text = as_text(f"{name_of(self._role)}{record.getMessage()}", trace_of(record))
         return "\n".join(map(_shortened, text.split("\n")))
 
 

@@ -475,3 +475,54 @@ def test_a_process_that_may_open_little_takes_few(monkeypatch: pytest.MonkeyPatc
     for soft, most in ((1024, 1024 - RESERVED_DESCRIPTORS), (1 << 20, 4096), (16, 1), (-1, 4096)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
         assert Crowd(app, ServiceLimits().connections).most == most
+
+
+# --- what comes behind -------------------------------------------------------------------------------
+
+
+async def test_what_comes_behind_a_body_in_chunks_is_no_header(address: tuple[str, int]) -> None:
+    """A proxy that looks at headers has not seen it; with the body in the same piece, or later."""
+    body = b'{"text":"x","sampling_params":{"max_new_tokens":1}}'
+    head = b"POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    chunks = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
+    behind = b"host: evil\r\norigin: http://evil\r\nx-request-id: evil\r\n\r\n"
+    for pieces in ([head + chunks + behind], [head, chunks + behind]):
+        answer = await talk(address, *pieces)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"x-request-id: evil" not in answer
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        b"\0garbage\r\n\r\n",
+        b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nx: " + b"y" * (1 << 17),
+    ],
+)
+async def test_an_error_behind_a_stream_is_not_put_into_it(address: tuple[str, int], behind: bytes) -> None:
+    """What is sent of the stream may be torn, but is of the stream alone."""
+    async with await anyio.connect_tcp(*address) as stream:
+        await stream.send(request_of(CHAT, {**LONG, "max_tokens": 2000}))
+        received = await read(stream, b"data: ")
+        with suppress(anyio.BrokenResourceError):
+            await stream.send(behind)
+        received += await read(stream)
+    of_the_stream, _, others = received.partition(b"0\r\n\r\n")
+    assert of_the_stream.count(b"HTTP/1.1") == 1
+    assert others.count(b"HTTP/1.1") <= 1  # its refusal, behind the whole
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("behind", [b"\r\n", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"])
+@pytest.mark.parametrize("late", [False, True])
+async def test_what_comes_behind_a_last_request_is_ignored(
+    address: tuple[str, int], version: bytes, behind: bytes, late: bool
+) -> None:
+    """Old clients end a body with a line of their own."""
+    body = b'{"text":"x","sampling_params":{"max_new_tokens":200,"ignore_eos":true}}'
+    head = b"POST /generate HTTP/%b\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+    request = head % (version, len(body)) + body
+    answer = await talk(address, *([request, behind] if late else [request + behind]))
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.count(b"HTTP/1.1") == 1

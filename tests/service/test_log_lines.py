@@ -88,6 +88,7 @@ def test_where_something_was_is_said_if_that_is_asked_for() -> None:
     made = record("slow")
     made.stack_info = "Stack:\n  here"
     assert as_json(JsonLines().format(made))["stack"] == "Stack:\n  here"
+    assert TextLines().format(made).split("\n") == ["slow", "  Stack:", "    here"]
 
 
 def test_the_access_log_is_text_while_that_is_asked_for() -> None:

@@ -350,7 +350,7 @@ class _Parser(h11.Connection):
     """HTTP/1.1 of h11's, which does not wait for a chunk that is longer than all bodies together may be.
 
     What is less absurd goes to the app, which says how long a body may be. Nor does it choose, of two lengths
-    of a body, the one that a proxy may not have gone by.
+    of a body, the one that a proxy may not have gone by. What comes behind a last request is not looked at.
 
     Args:
         longest: bytes of a chunk.
@@ -360,8 +360,15 @@ class _Parser(h11.Connection):
         super().__init__(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         self._longest = longest
 
+    def receive_data(self, data: bytes) -> None:
+        """Take what has come."""
+        if not data or self.their_state is not h11.MUST_CLOSE:
+            super().receive_data(data)
+
     def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
         """Return what comes next, unless it is the beginning of such a chunk or body."""
+        if self.their_state is h11.MUST_CLOSE and self.trailing_data[0]:
+            return h11.NEED_DATA
         event = super().next_event()
         if isinstance(event, h11.Request) and {name for name, _ in event.headers} >= _LENGTHS:
             raise h11.RemoteProtocolError("a body has two lengths", error_status_hint=400)

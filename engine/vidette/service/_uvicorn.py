@@ -245,10 +245,24 @@ class _Protocol(HttpToolsProtocol):
         self._unfinished += len(data)
         super().data_received(data)
         if self._unfinished > HEAD_BYTES and not self.transport.is_closing():
-            said = self._answering and self.cycle.response_started
-            if not said and not self.pipeline:
+            if self._may_refuse:
                 self.transport.write(HEAD_TOO_LONG)
             self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Say what is wrong with what came, and close the connection."""
+        if self._may_refuse:
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+    @property
+    def _may_refuse(self) -> bool:
+        """Whether what comes can be refused: nothing that came before it has its answer still before it."""
+        running = self._running
+        if running is None or running.response_complete:
+            return True
+        return running is self.cycle and running.more_body and not running.response_started
 
     # --- what comes -----------------------------------------------------------------
 
@@ -267,6 +281,7 @@ class _Protocol(HttpToolsProtocol):
         self._expect_no_head()
         self.server_state.refresh_date()
         super().on_headers_complete()
+        self.headers = []  # those of the app: what comes behind a body in chunks is none of them
         if 0 < len(self.pipeline) < REQUESTS_AHEAD:
             self.flow.resume_reading()
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from vidette._log_lines import as_text, fields_of, printable
+from vidette._log_lines import as_text, fields_of, printable, trace_of
 
 ACCESS: Final = "vidette.access"
 """Name of the logger that has a line for each request."""
@@ -66,7 +66,7 @@ class TextLines(logging.Formatter):
         message, names = record.getMessage(), ANSWERED.get()
         if names is not None and record.name != ACCESS:
             message += f" ({words_of(names)})"
-        return as_text(message, self.formatException(record.exc_info) if record.exc_info else "")
+        return as_text(message, trace_of(record))
 
 
 class JsonLines(logging.Formatter):

@@ -250,7 +250,7 @@ class _Echo:
     """
 
     def __init__(self) -> None:
-        self._unsaid = _Tail(LAST_WORDS_BYTES)
+        self._unsaid = _Tail(PIPE_BYTES)
         self._lock = threading.Lock()
         self._speaking = False
         self._ended = False

@@ -136,7 +136,7 @@ def test_what_there_is_no_room_for_is_left_out_by_the_line(monkeypatch: pytest.M
     stderr = Slow()
     monkeypatch.setattr(sys, "stderr", stderr)
     echo = _Echo()
-    lines = [f"line {number}\n" for number in range(4000)]
+    lines = [f"line {number}\n" for number in range(20_000)]
     for line in lines:
         echo.add(line.encode())
     stderr.gate.set()
