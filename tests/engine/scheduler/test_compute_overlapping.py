@@ -78,7 +78,8 @@ def test_what_is_posted_while_a_batch_is_in_flight_is_applied_when_it_has_landed
         device.land()
         assert running.reader.read_until_end_of(1).type == "abort"
         assert running.over.get(timeout=DEADLINE) == [1]
-        assert {vid: len(made) for vid, made in running.reader.heard.tokens.items()} == {1: 1, 2: 1}
+        made = {vid: len(tokens) for vid, tokens in running.reader.heard.tokens.items()}
+        assert made in ({1: 1, 2: 1}, {1: 1})  # the second may have come too late for the batch
         device.wait_in_flight()
         assert len(device.model.plans) == 1  # that of the second batch comes when it is done
 
